@@ -1,0 +1,3 @@
+from foldline.cli.main import main
+
+main()

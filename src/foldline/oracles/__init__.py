@@ -1,0 +1,1 @@
+"""What may be asked of a target, and at what price."""

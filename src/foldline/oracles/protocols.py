@@ -1,0 +1,159 @@
+"""What may be asked: values, gradients or labels, each as one batched and metered call.
+
+A Source answers; an oracle counts, checks and unpacks. Every wrapper (rounding, noise, a transcript, retries)
+is a Source over a Source, so they compose in any order, and a test may replace the innermost by a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from foldline.errors import BadAnswer, BadQuery, FoldlineError, TargetError
+from foldline.oracles.ledger import Ledger
+
+Kind = Literal["values", "gradient", "labels"]
+Box = tuple[float, float]
+
+
+class Source(Protocol):
+    """Answers a batch: x (n, d) -> block (n, width).
+
+    values: width = number of outputs. gradient: width = 1 + d, the value first. labels: width = 1, int64.
+    """
+
+    kind: Kind
+    dim: int
+    width: int
+    dtype: torch.dtype
+    box: Box | None
+
+    def answer(self, x: Tensor) -> Tensor: ...
+
+
+class Oracle:
+    """The part all oracles share. `used` counts rows before they are sent; a budget is never crossed."""
+
+    kind: Kind
+
+    def __init__(self, source: Source, ledger: Ledger | None = None, *, budget: int | None = None) -> None:
+        if source.kind != self.kind:
+            raise ValueError(f"{type(self).__name__} needs a source of {self.kind}, not of {source.kind}.")
+        self.source = source
+        self.ledger = Ledger(budget) if ledger is None else ledger
+
+    @property
+    def dim(self) -> int:
+        return self.source.dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    @property
+    def box(self) -> Box | None:
+        """Where every query must lie, if the target says so."""
+        return self.source.box
+
+    @property
+    def used(self) -> int:
+        return self.ledger.used
+
+    @property
+    def budget(self) -> int | None:
+        return self.ledger.budget
+
+    @property
+    def remaining(self) -> int | None:
+        return self.ledger.remaining
+
+    def snap(self, x: Tensor) -> Tensor:
+        """The points that are really asked: x rounded to the target's dtype, as float64."""
+        return x.to(self.dtype).double()
+
+    def wrap(self, wrapper: Callable[[Source], Source]) -> Oracle:
+        """The same ledger over a wrapped source: oracle.wrap(lambda s: Rounded(s, 4))."""
+        return type(self)(wrapper(self.source), self.ledger)
+
+    def _ask(self, x: Tensor) -> Tensor:
+        x = checked_queries(x, self.dim, self.box)
+        self.ledger.charge(len(x))
+        try:
+            block = self.source.answer(x)
+        except FoldlineError:
+            raise
+        except Exception as error:
+            raise TargetError(f"The target failed on a batch of {len(x)} rows with {type(error).__name__}: {error}. "
+                              f"{self.used} rows were asked so far.") from error
+        return checked_block(block, len(x), self.source.width)
+
+
+class ValueOracle(Oracle):
+    """f(x) -> (n, k)"""
+
+    kind: Kind = "values"
+
+    @property
+    def outputs(self) -> int:
+        return self.source.width
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ask(x)
+
+
+class GradientOracle(Oracle):
+    """g(x) -> (y (n,), grad (n, d)): the value and the input gradient of one output"""
+
+    kind: Kind = "gradient"
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        block = self._ask(x)                                        # (n, 1 + d)
+        return block[:, 0], block[:, 1:]
+
+
+class LabelOracle(Oracle):
+    """lb(x) -> (n,) int64"""
+
+    kind: Kind = "labels"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ask(x)[:, 0]
+
+
+def checked_queries(x: Tensor, dim: int, box: Box | None) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise BadQuery(f"Queries must be a torch tensor of shape (n, {dim}), not {type(x).__name__}.")
+    if x.ndim != 2 or x.shape[1] != dim:
+        raise BadQuery(f"Queries must have shape (n, {dim}), not {tuple(x.shape)}.")
+    if len(x) == 0:
+        raise BadQuery("An empty batch asks nothing: queries need at least one row.")
+    if not x.is_floating_point():
+        raise BadQuery(f"Queries must be floating point, not {x.dtype}.")
+    # One pass for both checks: a NaN or an infinity survives in min or max.
+    low, high = (float(v) for v in x.detach().aminmax())
+    if not (low > float("-inf") and high < float("inf")):
+        raise BadQuery("Queries contain NaN or infinite numbers; nothing was asked.")
+    if box is not None and not (low >= box[0] and high <= box[1]):
+        raise BadQuery(f"Queries must lie in the box [{box[0]}, {box[1]}] that the target declares, "
+                       f"but range over [{low:.6g}, {high:.6g}]; nothing was asked.")
+    return x.detach()
+
+
+def checked_block(block: Tensor, rows: int, width: int) -> Tensor:
+    if not isinstance(block, Tensor) or block.ndim != 2:
+        raise BadAnswer(f"The target answered {describe(block)} where a table of {rows} rows was expected.")
+    if block.shape != (rows, width):
+        raise BadAnswer(f"The target answered {tuple(block.shape)} to {rows} rows; ({rows}, {width}) was expected.")
+    if block.is_floating_point():
+        low, high = (float(v) for v in block.aminmax())
+        if not (low > float("-inf") and high < float("inf")):
+            bad = int((~block.isfinite().all(1)).sum())
+            raise BadAnswer(f"The target answered NaN or infinity for {bad} of {rows} rows.")
+    return block
+
+
+def describe(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
