@@ -35,4 +35,5 @@ class Streams:
 
 def unit_rows(n: int, d: int, *, rng: torch.Generator, dtype: torch.dtype = torch.float64) -> Tensor:
     u = torch.randn(n, d, generator=rng, dtype=dtype)               # (n, d)
-    return u / u.norm(dim=1, keepdim=True)
+    rows: Tensor = u / u.norm(dim=1, keepdim=True)
+    return rows

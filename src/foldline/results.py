@@ -98,7 +98,7 @@ class Provenance:
     seed: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
     foldline: str = __version__
-    torch: str = torch.__version__
+    torch_version: str = torch.__version__
     python: str = platform.python_version()
     machine: str = platform.machine()
     threads: int = field(default_factory=torch.get_num_threads)

@@ -38,7 +38,7 @@ def main() -> None:
         say(f"[red]foldline:[/] {error}", markup_safe=str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        say("[yellow]Stopped.[/] What was done is kept; the same command with the same --run folder and --seed resumes.")
+        say("[yellow]Stopped.[/] What was done is kept; the same command with the same --run and --seed resumes.")
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)

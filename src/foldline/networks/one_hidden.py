@@ -24,7 +24,8 @@ class Network(nn.Module):
 
     def __init__(self, W: Tensor, b: Tensor, A: Tensor, P: Tensor, q: Tensor, link: Link = "identity") -> None:
         super().__init__()
-        A, P, q = torch.atleast_2d(A), torch.atleast_2d(P), torch.atleast_1d(q)
+        q = q.reshape(-1)
+        A, P = A.reshape(len(q), -1 if A.numel() else 0), P.reshape(len(q), -1)
         h, d, k = len(W), P.shape[1], len(q)
         if W.shape != (h, d) or b.shape != (h,) or A.shape != (k, h) or P.shape != (k, d):
             raise ValueError(f"A network needs W (h, d), b (h,), A (k, h), P (k, d) and q (k,), not {tuple(W.shape)}, "

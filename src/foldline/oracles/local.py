@@ -158,7 +158,8 @@ def as_table(y: Any, rows: int) -> Tensor:
             raise BadAnswer(f"The target answered a {type(y).__name__} where a tensor was expected.") from error
     if y.ndim == 0 or len(y) != rows:
         raise BadAnswer(f"The target answered shape {tuple(y.shape)} to {rows} rows; one answer per row was expected.")
-    return y.reshape(rows, -1)
+    table: Tensor = y.reshape(rows, -1)
+    return table
 
 
 def declared_dim(target: Any) -> int | None:
