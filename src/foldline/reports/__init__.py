@@ -1,0 +1,1 @@
+"""From findings to files people and machines read: HTML, JSON, SARIF, JUnit. Nothing is computed here."""
