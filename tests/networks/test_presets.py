@@ -1,0 +1,89 @@
+"""Network presets: shapes, the order of pixels, the start, and what is needed to build them again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from foldline.errors import BadInput
+from foldline.networks.presets import BUILDERS, build
+from foldline.randomness import generator
+
+SMALL = {"logistic": {}, "two-layer": {"width": 6}, "mlp": {"widths": (6, 5)}, "conv": {"width": 2},
+         "vgg11": {"width": 1}, "resnet18": {"width": 1}}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("shape", [(28, 28), (32, 32, 3)])
+def test_takes_rows_and_images_and_builds_again(name: str, shape: tuple[int, ...]) -> None:
+    net = build(name, input_shape=shape, outputs=3, rng=generator(0), **SMALL[name]).eval()
+    x = torch.rand(2, *shape, generator=generator(1))
+    y = net(x.flatten(1))
+    assert y.shape == (2, 3)
+    assert torch.equal(y, net(x))
+    name_again, arguments = net.preset
+    twin = build(name_again, **arguments).eval()
+    assert all(float(p.abs().sum()) == 0 for m in twin.modules() if isinstance(m, (nn.Linear, nn.Conv2d))
+               for p in m.parameters())
+    twin.load_state_dict(net.state_dict())
+    assert torch.equal(twin(x), y)
+    assert net.input_shape == shape
+
+
+def test_convolutions_see_rows_as_height_width_channel() -> None:
+    net = build("conv", input_shape=(8, 8, 3), outputs=2, rng=generator(0), width=2)
+    images = torch.rand(2, 3, 8, 8, generator=generator(1))             # channels first, as PyTorch has them
+    inside = net.body(images)
+    assert torch.equal(net(images.permute(0, 2, 3, 1).reshape(2, -1)), inside)
+    assert torch.equal(net(images), inside)
+
+
+def test_dense_presets_are_sequentials_that_start_with_a_linear_layer() -> None:
+    for name in ("logistic", "two-layer", "mlp"):
+        net = build(name, input_shape=(8, 8), outputs=1, rng=generator(0), **SMALL[name])
+        assert isinstance(net, nn.Sequential) and isinstance(net[0], nn.Linear) and net[0].in_features == 64
+
+
+@pytest.mark.parametrize(("biases", "expected"), [("all", [1, 1, 1]), ("hidden", [1, 1, 0]), ("first", [1, 0, 0]),
+                                                  ("none", [0, 0, 0])])
+def test_biases(biases: str, expected: list[int]) -> None:
+    net = build("mlp", input_shape=(4,), outputs=1, widths=(3, 2), biases=biases)
+    assert [int(m.bias is not None) for m in net if isinstance(m, nn.Linear)] == expected
+
+
+def test_start_is_pytorchs_default_distribution_and_touches_no_global_seed() -> None:
+    before = torch.get_rng_state()
+    net = build("mlp", input_shape=(100,), outputs=1, widths=(400,), rng=generator(0))
+    other = build("mlp", input_shape=(100,), outputs=1, widths=(400,), rng=generator(0), dtype=torch.float64)
+    assert torch.equal(torch.get_rng_state(), before)
+    W, b = net[0].weight, net[0].bias
+    assert torch.equal(W, other[0].weight.float())
+    for p in (W, b):                                                    # U(-0.1, 0.1): std 0.1 / sqrt(3)
+        assert float(p.abs().max()) <= 0.1
+        assert float(p.std()) == pytest.approx(0.1 / 3**0.5, rel=0.1)
+    theirs = nn.Linear(100, 400)
+    assert float(theirs.weight.abs().max()) == pytest.approx(float(W.abs().max()), rel=0.01)
+
+
+def test_depths_are_the_published_ones() -> None:
+    vgg = build("vgg11", input_shape=(32, 32, 3), outputs=10, width=1)
+    assert sum(isinstance(m, (nn.Conv2d, nn.Linear)) for m in vgg.modules()) == 11
+    res = build("resnet18", input_shape=(32, 32, 3), outputs=10, width=1)
+    projections = 3
+    assert sum(isinstance(m, (nn.Conv2d, nn.Linear)) for m in res.modules()) == 18 + projections
+    full = build("resnet18", input_shape=(32, 32, 3), outputs=10)
+    assert sum(p.numel() for p in full.parameters()) == 11_173_962      # the well-known size of the CIFAR variant
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("resnet", {}), ("mlp", {"width": 3}), ("mlp", {"biases": "some"}), ("mlp", {"widths": (0,)}),
+    ("conv", {"width": 0}), ("conv", {"kernel": 2})])
+def test_mistakes_are_sentences(name: str, arguments: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match=r"\.$"):
+        build(name, input_shape=(8, 8), outputs=2, **arguments)
+
+
+def test_convolutions_refuse_plain_vectors() -> None:
+    with pytest.raises(BadInput, match="needs images"):
+        build("conv", input_shape=(64,), outputs=2)
