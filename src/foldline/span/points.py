@@ -1,0 +1,116 @@
+"""Where to ask: points that open new directions.
+
+A ReLU network repeats itself where points are small against its biases (one piece, one gradient), and forgets its
+biases where they are large. So scales are mixed, from moderate upwards, and shift with what the answers show:
+repeats push the scale up, silence (zero gradients) sends points to smaller scales and then near points that spoke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from foldline.oracles.protocols import Box
+
+SCALES = (1.0, 3.0, 0.5, 10.0, 1.0, 2.0, 30.0)      # standard deviations, in turn
+
+
+def gaussian_points(n: int, d: int, *, rng: torch.Generator, box: Box | None = None, scale: float = 1.0) -> Tensor:
+    """Algorithm 1: n standard Gaussian points; inside a box, uniform ones (a Gaussian does not fit in it)."""
+    if box is not None:
+        return box[0] + (box[1] - box[0]) * torch.rand(n, d, generator=rng, dtype=torch.float64)
+    return scale * torch.randn(n, d, generator=rng, dtype=torch.float64)
+
+
+class PointStream:
+    """An endless, adaptive stream of points; `heard` tells it what the last one gave."""
+
+    def __init__(self, d: int, *, rng: torch.Generator, box: Box | None, data: Tensor | None = None) -> None:
+        self.d, self.rng, self.box, self.data = d, rng, box, data
+        self.turn = 0
+        self.factor = 1.0                                       # moves all scales
+        self.silent = 0                                         # zero gradients in a row
+        self.live: list[Tensor] = []                            # points whose gradient was not zero
+        self._kinds: Iterator[str]
+
+    def next(self) -> Tensor:
+        """(d,)"""
+        self.turn += 1
+        if self.silent >= 2 and self.live and self.turn % 4:
+            return self.near_live()
+        if self.data is not None and self.turn % 2:
+            return self.from_data()
+        if self.box is not None:
+            return self.in_box()
+        scale = SCALES[self.turn % len(SCALES)] * self.factor
+        if self.silent >= 4:
+            # Nothing answers: try all orders of magnitude, one-sided points and sparse ones too.
+            scale *= 10.0 ** float(2 * torch.rand(1, generator=self.rng) - 1) ** 3
+            x = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
+            if self.turn % 3 == 0:
+                x = x.abs() * (1.0 if self.turn % 2 else -1.0)
+            return scale * x
+        return scale * torch.randn(self.d, generator=self.rng, dtype=torch.float64)
+
+    def heard(self, x: Tensor, *, zero: bool, repeat: bool) -> None:
+        if zero:
+            self.silent += 1
+            return
+        self.silent = 0 if not repeat else self.silent
+        self.live.append(x)
+        if repeat:
+            self.factor = min(self.factor * 2.0, 1e3)
+
+    def near_live(self) -> Tensor:
+        """A step from a point that spoke: half its length, so that most folds on the way are crossed."""
+        i = int(torch.randint(len(self.live), (1,), generator=self.rng))
+        base = self.live[i]
+        u = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
+        reach = float(base.norm()) * (0.15, 0.5, 1.0)[self.turn % 3]
+        return self.clip(base + reach * u / u.norm())
+
+    def from_data(self) -> Tensor:
+        """A mixture of two data points, at full or half contrast, with a little noise."""
+        assert self.data is not None
+        i, j = torch.randint(len(self.data), (2,), generator=self.rng).tolist()
+        t = float(torch.rand(1, generator=self.rng))
+        x = (1 - t) * self.data[i] + t * self.data[j]
+        x = x * (1.0, 0.5, 2.0)[self.turn % 3]
+        spread = float(self.data.std()) if len(self.data) > 1 else 1.0
+        return self.clip(x + 0.3 * spread * torch.randn(self.d, generator=self.rng, dtype=torch.float64))
+
+    def in_box(self) -> Tensor:
+        """Uniform, corners and sparse corners in turn."""
+        assert self.box is not None
+        low, high = self.box
+        u = torch.rand(self.d, generator=self.rng, dtype=torch.float64)
+        kind = self.turn % 4
+        if kind == 1:
+            u = (u > 0.5).double()
+        elif kind == 2:
+            u = (u > 0.8).double()
+        elif kind == 3:
+            u = torch.where(u > 0.6, torch.rand(self.d, generator=self.rng, dtype=torch.float64), torch.zeros_like(u))
+        return low + (high - low) * u
+
+    def null_move(self, basis: Tensor) -> tuple[int, Tensor] | None:
+        """A point that spoke, moved far within the null space of what is known, and its number among `live`.
+
+        If the span is complete the answer cannot change; if a direction is missing, the move has a component on it.
+        """
+        if not self.live or self.box is not None:
+            return None
+        i = int(torch.randint(len(self.live), (1,), generator=self.rng))
+        u = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
+        for _ in range(2):                                      # twice: the first leaves rounding times |u|
+            u = u - basis.T @ (basis @ u)
+        size = float(u.norm())
+        if size < 1e-8 * self.d ** 0.5:
+            return None                                         # full rank: there is no null space
+        base = self.live[i]
+        return i, base + u * (max(float(base.norm()), 1e-3) / size)
+
+    def clip(self, x: Tensor) -> Tensor:
+        return x if self.box is None else x.clamp(*self.box)
