@@ -7,7 +7,7 @@ is a Source over a Source, so they compose in any order, and a test may replace 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -22,14 +22,21 @@ Box = tuple[float, float]
 class Source(Protocol):
     """Answers a batch: x (n, d) -> block (n, width).
 
-    values: width = number of outputs. gradient: width = 1 + d, the value first. labels: width = 1, int64.
+    values: width = number of outputs, None while nobody can know it without asking. gradient: width = 1 + d, the
+    value first. labels: width = 1, int64. A source whose every query costs several rows of the target says so in
+    an attribute `cost`.
     """
 
-    kind: Kind
-    dim: int
-    width: int
-    dtype: torch.dtype
-    box: Box | None
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def width(self) -> int | None: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def box(self) -> Box | None: ...
 
     def answer(self, x: Tensor) -> Tensor: ...
 
@@ -74,13 +81,18 @@ class Oracle:
         """The points that are really asked: x rounded to the target's dtype, as float64."""
         return x.to(self.dtype).double()
 
-    def wrap(self, wrapper: Callable[[Source], Source]) -> Oracle:
+    @property
+    def cost(self) -> int:
+        """Rows of the target that one query costs: 1, or more where gradients are differences of values."""
+        return int(getattr(self.source, "cost", 1))
+
+    def wrap(self, wrapper: Callable[[Source], Source]) -> Self:
         """The same ledger over a wrapped source: oracle.wrap(lambda s: Rounded(s, 4))."""
         return type(self)(wrapper(self.source), self.ledger)
 
     def _ask(self, x: Tensor) -> Tensor:
         x = checked_queries(x, self.dim, self.box)
-        self.ledger.charge(len(x))
+        self.ledger.charge(len(x) * self.cost)
         try:
             block = self.source.answer(x)
         except FoldlineError:
@@ -98,6 +110,10 @@ class ValueOracle(Oracle):
 
     @property
     def outputs(self) -> int:
+        """How many outputs there are. Where only an answer can tell, one row is asked, and billed."""
+        if self.source.width is None:
+            mid = 0.0 if self.box is None else 0.5 * (self.box[0] + self.box[1])
+            return self._ask(torch.full((1, self.dim), mid, dtype=self.dtype)).shape[1]
         return self.source.width
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -142,11 +158,12 @@ def checked_queries(x: Tensor, dim: int, box: Box | None) -> Tensor:
     return x.detach()
 
 
-def checked_block(block: Tensor, rows: int, width: int) -> Tensor:
+def checked_block(block: Tensor, rows: int, width: int | None) -> Tensor:
     if not isinstance(block, Tensor) or block.ndim != 2:
         raise BadAnswer(f"The target answered {describe(block)} where a table of {rows} rows was expected.")
-    if block.shape != (rows, width):
-        raise BadAnswer(f"The target answered {tuple(block.shape)} to {rows} rows; ({rows}, {width}) was expected.")
+    if len(block) != rows or block.shape[1] != (width or block.shape[1]) or block.shape[1] == 0:
+        raise BadAnswer(f"The target answered {tuple(block.shape)} to {rows} rows; "
+                        f"({rows}, {width or 'k'}) was expected.")
     if block.is_floating_point():
         low, high = (float(v) for v in block.aminmax())
         if not (low > float("-inf") and high < float("inf")):
