@@ -1,4 +1,6 @@
-"""recover_span: the row space of the first layer from gradients or values, its rank by a gap, and when it is not there."""
+"""recover_span: the row space of the first layer from gradients or values, and its rank by a gap."""
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from foldline.span.rank import decide_rank
 
 def relu_net(sizes: list[int], seed: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     rng, layers = fl.generator(seed), []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         layer = nn.Linear(a, b, dtype=dtype)
         with torch.no_grad():
             layer.weight.copy_(torch.randn(b, a, generator=rng, dtype=torch.float64) / a ** 0.5)

@@ -29,9 +29,10 @@ from foldline.randomness import Streams
 from foldline.results import Progress, Provenance, Result, Status, fraction_upper_bound, silent
 from foldline.span.differences import Differences, last_digit
 from foldline.span.points import PointStream, gaussian_points
-from foldline.span.rank import CLIFF, SHORT_TAIL, TAIL, RankDecision, decide_rank, unit_singular
+from foldline.span.rank import CLIFF, SHORT_TAIL, TAIL, RankDecision, decide_rank, singular
 
 PATIENCE = 2
+NULL_MOVES = 16         # for values, where a move costs two rows
 SILENCE = 64            # zero gradients in a row before the search for a live point ends
 LONG_TAIL = 24          # probes below the floor without a gap: the spectrum sinks into the noise
 REPEAT_AT = 128         # probes without a floor in sight: ask one point again, to measure noise
@@ -99,7 +100,7 @@ class Seen:
         self.useful: list[int] = []                             # rows that are neither zero nor repeats
         self.Q = torch.zeros(0, d, dtype=torch.float64)         # (r, d)
         self.U = torch.zeros(0, d, dtype=torch.float64)         # the useful rows, unit length
-        self.noise = 4 * eps                                    # relative error of a row
+        self.noises: list[float] = []                           # relative error of each useful row
         self.measured = 0.0                                     # from repeats or rounded answers
 
     def add(self, x: Tensor, row: Tensor, value: float, output: int, noise: float) -> tuple[float, bool, bool]:
@@ -112,26 +113,33 @@ class Seen:
         norm = float(row.norm())
         if norm == 0.0 or noise > 0.1:
             return 0.0, True, False
-        self.noise = max(self.noise, noise)
+        noise = max(noise, 4 * self.eps)
         u = row / norm
-        if len(self.U) and float((self.U - u).norm(dim=1).min()) <= 4 * self.noise:
+        if len(self.U) and float((self.U - u).norm(dim=1).min()) <= 4 * noise:
             return 0.0, False, True
         self.useful.append(len(self.rows) - 1)
         self.U = torch.cat([self.U, u[None]])
+        self.noises.append(noise)
         v = u - self.Q.T @ (self.Q @ u)
         v = v - self.Q.T @ (self.Q @ v)
         novelty = float(v.norm())
-        if novelty > 4 * self.noise and len(self.Q) < self.d:
+        if novelty > 4 * noise and len(self.Q) < self.d:
             self.Q = torch.cat([self.Q, v[None] / novelty])
         return novelty, False, False
 
     @property
+    def typical(self) -> float:
+        return sorted(self.noises)[len(self.noises) // 2] if self.noises else 4 * self.eps
+
+    @property
     def floor(self) -> float:
-        """Largest singular value that noise alone gives to len(U) unit rows."""
-        return 2 * max(self.noise, self.measured) * (1 + (len(self.U) / self.d) ** 0.5)
+        """Largest singular value that noise alone gives to len(U) weighted rows."""
+        return float(2 * max(self.typical, self.measured) * (1 + (len(self.U) / self.d) ** 0.5))
 
     def decide(self, min_tail: int = TAIL) -> tuple[RankDecision, Tensor, Tensor]:
-        s, V = unit_singular(self.U)
+        """Rows noisier than most are scaled down until their noise is like the others': scale does not move a span."""
+        weights = torch.tensor([min(1.0, self.typical / n) for n in self.noises], dtype=torch.float64)
+        s, V = singular(self.U * weights[:, None])
         return decide_rank(s, floor=self.floor, min_tail=min_tail), s, V
 
 
@@ -204,6 +212,7 @@ class Search:
         self.unchecked = 0
         self.decision: RankDecision | None = None
         self.basis = torch.zeros(0, self.d, dtype=torch.float64)
+        self.smallest = 1.0
 
     # asking
 
@@ -277,8 +286,9 @@ class Search:
         return next(v for p, v in zip(self.seen.points, self.seen.values, strict=True) if p is x)
 
     def look(self) -> None:
-        self.decision, _, V = self.seen.decide()
+        self.decision, s, V = self.seen.decide()
         self.basis = V[:self.decision.rank]
+        self.smallest = float(s[self.decision.rank - 1]) if self.decision.rank else 1.0
 
     # the two methods
 
@@ -312,11 +322,38 @@ class Search:
             D = self.decision
             if D is not None and D.kind == "noise" and D.gap >= CLIFF and self.stable % 2 == 1:
                 # Only where the arithmetic is sharp: in noise a repeated gradient adds nothing to the tail.
+                if isinstance(self.oracle, ValueOracle):
+                    self.move_values(self.oracle)
+                    continue
                 move = self.stream.null_move(self.basis)
             if move is not None:
                 self.take(move[1], null_base=move[0])
             else:
                 self.take(self.stream.next())
+
+    def move_values(self, f: ValueOracle) -> None:
+        """Null moves for two rows each instead of a gradient; a gradient only where one of them shows."""
+        moves = [m for m in (self.stream.null_move(self.basis) for _ in range(NULL_MOVES)) if m is not None]
+        if not moves:
+            self.stable += 1
+            return
+        x = torch.stack([self.stream.live[i] for i, _ in moves] + [x for _, x in moves])
+        y = f(x).double()                                                           # (2n, k)
+        n = len(moves)
+        change = (y[n:] - y[:n]).abs().amax(1)                                      # (n,)
+        steep = max(float(torch.stack(self.seen.rows).norm(dim=1).max()), 1e-300)
+        # The basis is off by about noise / (smallest singular value kept): a move leaks that much of its length.
+        leak = 10 * self.seen.floor / self.smallest
+        allowed = leak * (x[n:] - x[:n]).norm(dim=1) * steep + 64 * self.eps * y.abs().max()
+        if self.differences is not None:
+            allowed = allowed + 2 * self.differences.quantum
+        self.null_moves += n
+        self.null_change = max(self.null_change, float(change.max() / y.abs().max().clamp_min(1e-300)))
+        worst = int((change / allowed.clamp_min(1e-300)).argmax())
+        if bool((change <= allowed).all()):
+            self.stable += n
+        else:
+            self.take(x[n + worst])
 
     def measure_noise(self) -> None:
         """The same point again: what differs is noise."""

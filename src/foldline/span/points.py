@@ -7,8 +7,6 @@ repeats push the scale up, silence (zero gradients) sends points to smaller scal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -33,7 +31,6 @@ class PointStream:
         self.factor = 1.0                                       # moves all scales
         self.silent = 0                                         # zero gradients in a row
         self.live: list[Tensor] = []                            # points whose gradient was not zero
-        self._kinds: Iterator[str]
 
     def next(self) -> Tensor:
         """(d,)"""
@@ -44,10 +41,10 @@ class PointStream:
             return self.from_data()
         if self.box is not None:
             return self.in_box()
-        scale = SCALES[self.turn % len(SCALES)] * self.factor
+        scale: float = SCALES[self.turn % len(SCALES)] * self.factor
         if self.silent >= 4:
             # Nothing answers: try all orders of magnitude, one-sided points and sparse ones too.
-            scale *= 10.0 ** float(2 * torch.rand(1, generator=self.rng) - 1) ** 3
+            scale *= float(10.0 ** (float(2 * torch.rand(1, generator=self.rng) - 1) * 3))
             x = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
             if self.turn % 3 == 0:
                 x = x.abs() * (1.0 if self.turn % 2 else -1.0)

@@ -83,11 +83,9 @@ def tail_gap(s: Tensor, above: int, negligible: float, min_tail: int) -> RankDec
     return best
 
 
-def unit_singular(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values (m,) and right singular vectors (m, d) of the rows scaled to unit length; zero rows stay out."""
-    norms = rows.norm(dim=1)
-    U = rows[norms > 0] / norms[norms > 0, None]
-    if len(U) == 0:
+def singular(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values (r,) and right singular vectors (r, d), r = min(m, d); no rows, no values."""
+    if len(rows) == 0:
         return rows.new_zeros(0), rows.new_zeros(0, rows.shape[1])
-    _, s, V = torch.linalg.svd(U, full_matrices=False)
+    _, s, V = torch.linalg.svd(rows, full_matrices=False)
     return s, V
