@@ -2,8 +2,8 @@
 
 Rows are flattened as (H, W) or (H, W, C) everywhere in this project, and every network here takes them so; it also
 takes the unflattened images, and the convolutional ones images with channels first. `.input_shape` says the shape and
-`.preset` is (name, arguments), all that is needed to build the same network again. Nothing draws from the global seed:
-parameters come from `rng` with PyTorch's default distributions, and are zero without one (to be loaded into).
+`.preset` is {"name": ..., "arguments": ...}, all that is needed to build it again. Nothing draws from the global
+seed: parameters come from `rng` with PyTorch's default distributions, and are zero without one (to be loaded into).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def build(name: str, *, input_shape: Sequence[int], outputs: int = 1, rng: torch
     initialise(module, rng)
     module.input_shape = shape                          # type: ignore[assignment]
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
-    module.preset = (name, {"input_shape": list(shape), "outputs": outputs, **plain})   # type: ignore[assignment]
+    described = {"name": name, "arguments": {"input_shape": list(shape), "outputs": outputs, **plain}}
+    module.preset = described                           # type: ignore[assignment]
     return module
 
 

@@ -1,0 +1,75 @@
+"""Train the victims of the reconstruction benchmarks into the cache, smallest first, and check where their spectra fall.
+
+    python benchmarks/victims_pretrain.py --list
+    python benchmarks/victims_pretrain.py --case everyday-mnist-n100 --seeds 1
+    python benchmarks/victims_pretrain.py --quick            # the smallest of each kind, one seed
+
+Claim: with weight decay the spectrum of [W1, b1] falls exactly at n; with a small start only the first directions
+stand above the noise edge of the start. A row per victim goes to benchmarks/results/victims.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+os.environ.setdefault("FOLDLINE_DATA", str(HERE.parent.parent / "shared" / "data"))
+
+CASES = {   # name: (preset, data set, n)
+    "small-start-mnist-n20": ("small-start", "mnist", 20),
+    "small-start-mnist-n100": ("small-start", "mnist", 100),
+    "small-start-cifar10-n100": ("small-start", "cifar10", 100),
+    "everyday-mnist-n20": ("everyday", "mnist", 20),
+    "everyday-mnist-n50": ("everyday", "mnist", 50),
+    "everyday-mnist-n100": ("everyday", "mnist", 100),
+    "everyday-cifar10-n50": ("everyday", "cifar10", 50),
+    "everyday-mnist-n200": ("everyday", "mnist", 200),
+    "everyday-cifar10-n100": ("everyday", "cifar10", 100),
+    "everyday-mnist-n500": ("everyday-wide-batches", "mnist", 500),
+    "everyday-cifar10-n200": ("everyday", "cifar10", 200),
+    "everyday-cifar10-n500": ("everyday-wide-batches", "cifar10", 500),
+}
+QUICK = ("small-start-mnist-n20", "everyday-mnist-n20")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=CASES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, help="this seed only")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(CASES))
+        return
+    from foldline.victims.cache import victim
+    cases = options.case or (QUICK if options.quick else CASES)
+    seeds = [options.seed] if options.seed is not None else range(1 if options.quick else options.seeds)
+    print(f"{'victim':<26} {'seed':>4} {'loss':>9} {'test':>6} {'gap at':>6} {'ratio':>8} {'above edge':>10} "
+          f"{'residual':>8} {'seconds':>8}")
+    for seed in seeds:
+        for case in cases:
+            name, data_set, n = CASES[case]
+            started = time.time()
+            info = victim(name, data_set, n, seed).info
+            k = info["kkt"]
+            row = {"case": case, "seed": seed, "n": n, "gap_right": k["gap_at"] == n,
+                   **{x: info[x] for x in ("steps", "train_loss", "test_accuracy", "seconds")},
+                   **{x: k[x] for x in ("gap_at", "gap_ratio", "ratio_at_n", "start_edge", "above_edge", "residual",
+                                        "residual_per_layer", "active", "on_margin", "margin_spread")}}
+            print(f"{case:<26} {seed:>4} {row['train_loss']:>9.2e} {row['test_accuracy']:>6.3f} {k['gap_at']:>6} "
+                  f"{k['gap_ratio']:>8.1f} {k['above_edge']!s:>10} {k['residual_per_layer'][0]:>8.3f} "
+                  f"{info['seconds']:>8.1f}", flush=True)
+            if time.time() - started > 0.5 * info["seconds"]:       # trained now, not read from the cache
+                with (HERE / "results" / "victims.jsonl").open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    (HERE / "results").mkdir(exist_ok=True)
+    main()
