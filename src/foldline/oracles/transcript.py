@@ -1,0 +1,275 @@
+"""A run folder: every answer kept the moment it arrives, so that a killed run resumes without asking again.
+
+An answer is found again by (stream, blake2b of the row, how often this process asked that row in this stream). A
+run with the same seed asks the same batches in the same order, so each batch is either wholly there or wholly new,
+and the resumed result is bit-identical. One batch is one row of the database, written in one transaction: a kill
+loses at most the batch in flight. How many rows were really sent stands in a memory-mapped counter that is raised
+before they go out, so what a kill lost is known too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import json
+import mmap
+import sqlite3
+import struct
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foldline.errors import BadFile, BadInput
+from foldline.oracles.protocols import Source
+from foldline.oracles.rowkeys import DIGEST, Array, Counts, Places, row_digests, short_keys, with_occurrence
+from foldline.oracles.wrappers import Relay
+
+DATABASE, COUNTER, RECORD = "transcript.sqlite", "sent", "run.json"
+CACHED_BATCHES = 8
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS streams(id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
+CREATE TABLE IF NOT EXISTS batches(
+    id INTEGER PRIMARY KEY, stream INTEGER NOT NULL, digests BLOB NOT NULL, occurrences BLOB,
+    dtype TEXT NOT NULL, width INTEGER NOT NULL, answers BLOB NOT NULL);
+"""
+_open: dict[Path, Run] = {}
+
+
+class Run:
+    """One folder, held by one process at a time; oracles of that process share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._counter = (folder / COUNTER).open("a+b")
+        except OSError as error:
+            raise BadFile(f"The run folder {folder} cannot be used: {error.strerror}.") from error
+        try:
+            fcntl.flock(self._counter, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._counter.close()
+            raise BadInput(f"The run folder {folder} is in use by another process.") from error
+        if self._counter.seek(0, 2) < 8:
+            self._counter.truncate(8)
+        self._map = mmap.mmap(self._counter.fileno(), 8)
+        try:
+            # Autocommit: each batch is one statement, and so one transaction.
+            self.db = sqlite3.connect(folder / DATABASE, isolation_level=None, check_same_thread=False)
+            self.db.execute("PRAGMA journal_mode=WAL")
+            self.db.execute("PRAGMA synchronous=NORMAL")        # survives the process; a power cut may cost the tail
+            self.db.executescript(SCHEMA)
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise BadFile(f"{folder / DATABASE} is not a transcript that can be read: {error}.") from error
+        self._lock = threading.Lock()
+        self._streams: dict[str, Stream] = {}
+
+    def stream(self, name: str) -> Stream:
+        if name not in self._streams:
+            self._streams[name] = Stream(self, name)
+        return self._streams[name]
+
+    @property
+    def sent(self) -> int:
+        """Rows that were sent to the target over the life of the folder."""
+        return int(struct.unpack("<q", self._map[:8])[0])
+
+    def about_to_send(self, rows: int) -> None:
+        with self._lock:
+            self._map[:8] = struct.pack("<q", self.sent + rows)
+
+    @property
+    def kept(self) -> int:
+        (rows,) = self.db.execute(f"SELECT COALESCE(SUM(LENGTH(digests)), 0) / {DIGEST} FROM batches").fetchone()
+        return int(rows)
+
+    @property
+    def lost(self) -> int:
+        """Rows that were sent and whose answers never got here: a kill, or a target that failed."""
+        return self.sent - self.kept
+
+    def made_by(self, **what: Any) -> None:
+        """Record what makes this run (target, seed, method ...), or refuse a folder that something else made."""
+        path = self.folder / RECORD
+        told = json.loads(json.dumps(what, default=str))
+        if not path.exists():
+            path.with_suffix(".tmp").write_text(json.dumps(told, indent=1) + "\n")
+            path.with_suffix(".tmp").replace(path)
+            return
+        try:
+            known = json.loads(path.read_text())
+        except ValueError as error:
+            raise BadFile(f"{path} is not JSON: {error}.") from error
+        differing = [k for k in sorted({*known, *told}) if known.get(k) != told.get(k)]
+        if differing:
+            parts = "; ".join(f"{k} was {known.get(k)!r} and is now {told.get(k)!r}" for k in differing)
+            raise BadInput(f"The run folder {self.folder} was made by another run: {parts}. "
+                           f"Repeat the first command to resume it, or give a new folder.")
+
+    def close(self) -> None:
+        _open.pop(self.folder, None)
+        with contextlib.suppress(AttributeError):
+            self.db.close()
+        with contextlib.suppress(AttributeError):
+            self._map.close()
+        self._counter.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@atexit.register
+def close_all() -> None:
+    """A clean end folds the write-ahead log into the database."""
+    for run in list(_open.values()):
+        run.close()
+
+
+def open_run(folder: Path | str | Run, **what: Any) -> Run:
+    """The run in this folder, new or resumed. `what` (target=, seed=, method= ...) must match what made it."""
+    if isinstance(folder, Run):
+        run = folder
+    else:
+        path = Path(folder).resolve()
+        run = _open.get(path) or Run(path)
+        _open[path] = run
+    if what:
+        run.made_by(**what)
+    return run
+
+
+class Stream:
+    """The answers of one kind from one target: counts what this process asks, finds what earlier ones were told."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.run = run
+        run.db.execute("INSERT OR IGNORE INTO streams(name) VALUES (?)", (name,))
+        (self.id,) = run.db.execute("SELECT id FROM streams WHERE name = ?", (name,)).fetchone()
+        self.counts = Counts()
+        self.places = self._stored()
+        self.cache: OrderedDict[int, tuple[bytes, Tensor]] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def _stored(self) -> Places:
+        (rows,) = self.run.db.execute(
+            f"SELECT COALESCE(SUM(LENGTH(digests)), 0) / {DIGEST} FROM batches WHERE stream = ?", (self.id,)).fetchone()
+        keys, batch, row = np.empty(rows, "<u8"), np.empty(rows, np.int32), np.empty(rows, np.int32)
+        at = 0
+        for id_, digests, occurrences in self.run.db.execute(
+                "SELECT id, digests, occurrences FROM batches WHERE stream = ? ORDER BY id", (self.id,)):
+            short = short_keys(digests)
+            n = len(short)
+            times = np.zeros(n, np.int64) if occurrences is None else np.frombuffer(occurrences, "<i8")
+            keys[at:at + n], batch[at:at + n], row[at:at + n] = with_occurrence(short, times), id_, np.arange(n)
+            at += n
+        return Places(keys, batch, row)
+
+    def batch(self, id_: int) -> tuple[bytes, Tensor]:
+        """(digests, answers (n, width)) of one stored batch"""
+        if id_ not in self.cache:
+            digests, dtype, width, answers = self.run.db.execute(
+                "SELECT digests, dtype, width, answers FROM batches WHERE id = ?", (id_,)).fetchone()
+            block = torch.frombuffer(bytearray(answers), dtype=getattr(torch, dtype)).reshape(-1, width)
+            self.cache[id_] = (digests, block)
+            if len(self.cache) > CACHED_BATCHES:
+                self.cache.popitem(last=False)
+        self.cache.move_to_end(id_)
+        return self.cache[id_]
+
+    def known(self, digests: bytes, occurrence: Array) -> tuple[Array, list[tuple[Array, Tensor]]]:
+        """(known (n,) bool, [(positions in the query, their answers), ...])"""
+        found, batch, row = self.places.find(with_occurrence(short_keys(digests), occurrence))
+        parts = []
+        for id_ in np.unique(batch[found]):
+            stored, block = self.batch(int(id_))
+            here = np.flatnonzero(found & (batch == id_))
+            # The short key led here; the whole digest decides.
+            same = digest_rows(stored)[row[here]] == digest_rows(digests)[here]
+            found[here[~same]] = False
+            here = here[same]
+            parts.append((here, block[torch.from_numpy(row[here].astype(np.int64))]))
+        return found, parts
+
+    def keep(self, digests: bytes, occurrence: Array, answers: Tensor) -> None:
+        answers = answers.detach().cpu().contiguous()
+        times = occurrence.astype("<i8").tobytes() if occurrence.any() else None
+        self.run.db.execute(
+            "INSERT INTO batches(stream, digests, occurrences, dtype, width, answers) VALUES (?, ?, ?, ?, ?, ?)",
+            (self.id, digests, times, str(answers.dtype).removeprefix("torch."), answers.shape[1],
+             answers.view(torch.uint8).numpy().data.cast("B")))
+
+
+def digest_rows(digests: bytes) -> Array:
+    return np.frombuffer(digests, dtype=f"V{DIGEST}")
+
+
+class Transcript(Relay):
+    """A source whose answers are kept in a run folder; what the folder knows is not asked again."""
+
+    def __init__(self, source: Source, run: Run, stream: str) -> None:
+        super().__init__(source)
+        self.run, self.stream = run, run.stream(stream)
+        self._width: int | None = None
+
+    @property
+    def width(self) -> int | None:
+        return self._width or self.source.width
+
+    def answer(self, x: Tensor) -> Tensor:
+        digests = row_digests(x.to(self.dtype))
+        with self.stream.lock:
+            occurrence = self.stream.counts.occurrences(short_keys(digests))
+            known, parts = self.stream.known(digests, occurrence)
+        if known.all():
+            block = parts[0][1].new_empty(len(x), parts[0][1].shape[1])
+        else:
+            new = np.flatnonzero(~known)
+            ask, told, times = x, digests, occurrence
+            if len(new) < len(x):
+                ask, told = x[torch.from_numpy(new)], digest_rows(digests)[new].tobytes()
+                times = occurrence[new]
+            self.run.about_to_send(len(ask))
+            answers = self.source.answer(ask)
+            if not worth_keeping(answers, len(ask)):
+                return answers                                      # the oracle says what is wrong with it
+            self.stream.keep(told, times, answers)
+            if len(new) == len(x):
+                self._width = answers.shape[1] if self.kind == "values" else None
+                return answers
+            block = answers.new_empty(len(x), answers.shape[1])
+            block[torch.from_numpy(new)] = answers.cpu()
+        for here, found in parts:
+            block[torch.from_numpy(here)] = found
+        self._width = block.shape[1] if self.kind == "values" else None
+        return block
+
+
+def worth_keeping(answers: Tensor, rows: int) -> bool:
+    """A wrong shape or a NaN is not kept: the target may do better when the run is resumed."""
+    if not isinstance(answers, Tensor) or answers.ndim != 2 or len(answers) != rows or not answers.numel():
+        return False
+    return not answers.is_floating_point() or bool(torch.isfinite(answers.sum(dtype=torch.float64)))
+
+
+def identity_of(target: Any) -> str:
+    """A name for the target that is the same in the next process: its string, or a digest of its weights."""
+    if isinstance(target, (str, Path)):
+        return str(target)
+    if isinstance(target, nn.Module):
+        digest = hashlib.blake2b(repr(target).encode(), digest_size=8)
+        for name, t in target.state_dict().items():
+            digest.update(name.encode())
+            digest.update(memoryview(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        return f"{type(target).__name__} {digest.hexdigest()}"
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target).__name__)}"
