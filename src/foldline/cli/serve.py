@@ -38,11 +38,12 @@ def command(
                                             help="Answer labels only.")] = False,
     clip: Annotated[float | None, typer.Option("--clip", min=0, rich_help_panel=DEFENCES, help=(
         "Cut every entry of an explanation to [-CLIP, CLIP]."))] = None,
-    levels: Annotated[int | None, typer.Option("--levels", min=2, rich_help_panel=DEFENCES,
-                                               help="Quantise explanations to so many levels.")] = None,
+    bits: Annotated[int | None, typer.Option("--bits", min=1, max=32, rich_help_panel=DEFENCES,
+                                             help="Quantise explanations to so many bits.")] = None,
     smoothgrad: Annotated[bool, typer.Option("--smoothgrad", rich_help_panel=DEFENCES, help=(
         "Explain by SmoothGrad whatever is asked for."))] = False,
-    no_explanations: Annotated[bool, typer.Option("--no-explanations", rich_help_panel=DEFENCES)] = False,
+    no_explanations: Annotated[bool, typer.Option("--no-explanations", rich_help_panel=DEFENCES,
+                                                  help="Close /explain.")] = False,
     query_budget: Annotated[int | None, typer.Option("--query-budget", min=0, rich_help_panel=DEFENCES, help=(
         "Rows that may be asked in all."))] = None,
     threshold: Annotated[float, typer.Option("--threshold", help="Label 1 of a single output starts here.")] = 0.0,
@@ -77,7 +78,7 @@ def command(
             raise
         raise Missing("foldline serve needs fastapi and uvicorn: pip install 'foldline[serve]'.") from error
     from foldline.serving.victim import Switches
-    switches = Switches(decimals=decimals, noise=noise, top_label=top_label, clip=clip, levels=levels,
+    switches = Switches(decimals=decimals, noise=noise, top_label=top_label, clip=clip, bits=bits,
                         smoothgrad=smoothgrad, no_explanations=no_explanations, query_budget=query_budget, seed=seed)
     sock = bound_socket(host, port)         # first: a taken port is known at once, before a model is loaded
     try:

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -67,6 +67,8 @@ class EndpointSource:
         self.part = spec.part(self.asked)
         if kind == "gradient" and spec.outputs is not None and not 0 <= output < spec.outputs:
             raise BadSpec(f"output={output} was asked for, but the target has {spec.outputs} outputs.")
+        if self.asked == "labels" and threshold != 0.0:
+            raise BadSpec(f"The API at {spec.url} decides its labels itself: threshold={threshold} cannot be set.")
         self.dim = spec.dim
         self.width = {"values": spec.outputs or 1, "gradient": 1 + spec.dim, "labels": 1}[kind]
         self.dtype = torch.float32 if spec.dtype == "float32" else torch.float64
@@ -89,6 +91,15 @@ class EndpointSource:
     def lost(self) -> int:
         """Rows that the target may have answered and billed, but whose reply never arrived whole."""
         return self.caller.bill.lost
+
+    @property
+    def on_lost(self) -> Callable[[int], None] | None:
+        """Called with the rows of a lost reply before they are asked again; whoever keeps the bill sets it."""
+        return self.caller.on_lost
+
+    @on_lost.setter
+    def on_lost(self, charge: Callable[[int], None] | None) -> None:
+        self.caller.on_lost = charge
 
     def close(self) -> None:
         self.caller.gate.stop.set()

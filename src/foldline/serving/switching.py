@@ -11,10 +11,12 @@ import hashlib
 import torch
 from torch import Tensor
 
-from foldline.errors import Refused
+from foldline.errors import BadInput, Refused
+from foldline.oracles.defences import Noisy, Quantised, Rounded
 from foldline.oracles.explain import EXPLAINS, Explain, Explained, Recipe
 from foldline.oracles.local import LocalSource
 from foldline.oracles.protocols import Source
+from foldline.oracles.wrappers import Relay
 from foldline.randomness import generator
 from foldline.serving.steady import Steady
 from foldline.serving.victim import Switches
@@ -67,5 +69,30 @@ def explained(source: Steady, method: str, seed: int) -> Source:
                             input_shape=source.source.input_shape, box=source.box))
 
 
+class ClippedExplanation(Relay):
+    """Every entry of an explanation into [-bound, bound]; the value beside it stays."""
+
+    def __init__(self, source: Source, bound: float) -> None:
+        super().__init__(source)
+        if not bound > 0:
+            raise BadInput(f"Explanations are clipped at a positive bound, not at {bound}.")
+        self.bound = bound
+
+    def answer(self, x: Tensor) -> Tensor:
+        block = self.source.answer(x)                                   # (n, 1 + d)
+        return torch.cat([block[:, :1], block[:, 1:].clamp(-self.bound, self.bound)], 1)
+
+
 def defended(source: Source, switches: Switches) -> Source:
+    """Labels pass as they are: they are the model's decision, not its numbers."""
+    if source.kind == "labels":
+        return source
+    if switches.noise is not None:
+        source = Noisy(source, switches.noise, switches.seed)
+    if source.kind == "gradient" and switches.clip is not None:
+        source = ClippedExplanation(source, switches.clip)
+    if source.kind == "gradient" and switches.bits is not None:
+        source = Quantised(source, switches.bits)
+    if switches.decimals is not None:
+        source = Rounded(source, switches.decimals)
     return source

@@ -23,7 +23,7 @@ class Switches:
     noise: float | None = None          # standard deviation of Gaussian noise on values and explanations
     top_label: bool = False             # only /label answers
     clip: float | None = None           # entries of explanations cut to [-clip, clip]
-    levels: int | None = None           # explanations quantised to so many levels
+    bits: int | None = None             # explanations quantised to so many bits, each to its own scale
     smoothgrad: bool = False            # explanations are SmoothGrad whatever is asked for
     no_explanations: bool = False       # /explain does not answer
     query_budget: int | None = None     # rows per API key (or in all, without keys)
