@@ -27,7 +27,7 @@ from foldline.errors import BadAnswer, BadSpec, TargetError
 from foldline.oracles import authorisation, endpoint_wire
 from foldline.oracles.endpoint_calls import Bill, Caller, client_library
 from foldline.oracles.endpoint_spec import LOOPBACK, AnswerSpec, EndpointSpec, RequestSpec, checked_url, read_spec
-from foldline.oracles.endpoint_wire import JSON, SAFETENSORS, numbers, ordered, parse_json, put, take, tight
+from foldline.oracles.endpoint_wire import JSON, SAFETENSORS, numbers, ordered, parse_json, put, take
 from foldline.oracles.protocols import Box, Kind
 
 if TYPE_CHECKING:
@@ -93,13 +93,22 @@ class EndpointSource:
         return self.caller.bill.lost
 
     @property
-    def on_lost(self) -> Callable[[int], None] | None:
-        """Called with the rows of a lost reply before they are asked again; whoever keeps the bill sets it."""
+    def on_lost(self) -> Callable[[int], None]:
+        """Called with the rows of a lost reply before they are asked again: the oracle's ledger, which may refuse."""
         return self.caller.on_lost
 
     @on_lost.setter
-    def on_lost(self, charge: Callable[[int], None] | None) -> None:
+    def on_lost(self, charge: Callable[[int], None]) -> None:
         self.caller.on_lost = charge
+
+    @property
+    def on_sent(self) -> Callable[[int], None]:
+        """Called with the rows of every attempt before it leaves, and with minus them if the target refused."""
+        return self.caller.on_sent
+
+    @on_sent.setter
+    def on_sent(self, note: Callable[[int], None]) -> None:
+        self.caller.on_sent = note
 
     def close(self) -> None:
         self.caller.gate.stop.set()
@@ -107,7 +116,7 @@ class EndpointSource:
 
     def answer(self, x: Tensor) -> Tensor:
         blocks = [block for _, block in self.answer_parts(x)]
-        return tight(blocks[0] if len(blocks) == 1 else torch.cat(blocks), self.dtype)
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def answer_parts(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(first row, block) of each request, in order, as they become whole: what a transcript may keep."""

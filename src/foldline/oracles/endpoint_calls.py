@@ -82,7 +82,8 @@ class Caller:
         self.gate, self.bill = Gate(rate), Bill()
         self.lock = threading.Lock()
         self.jitter = random.Random()           # pauses only: no result depends on it
-        self.on_lost: Callable[[int], None] | None = None
+        self.on_lost: Callable[[int], None] = ignore
+        self.on_sent: Callable[[int], None] = ignore
 
     def call(self, method: str, url: str, *, rows: int, read: Callable[[bytes, str], T], largest: int,
              content: bytes | None = None, headers: Mapping[str, str] | None = None) -> T:
@@ -90,12 +91,12 @@ class Caller:
         failure = "nothing was tried"
         for attempt in range(self.attempts):
             self.gate.enter()
-            self.count(sent=rows, requests=1)
+            self.send(rows)
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * self.jitter.uniform(0.5, 1.5)
             try:
                 status, reply, body = self.once(method, url, content, headers, largest)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-                self.count(refused=rows)        # no connection: not one row left this machine
+                self.refuse(rows)               # no connection: not one row left this machine
                 failure = why(error)
             except (httpx.TransportError, httpx.DecodingError) as error:
                 self.lose(rows)
@@ -118,13 +119,13 @@ class Caller:
                         return found
                 elif status in AGAIN:
                     if status in (429, 503):
-                        self.count(refused=rows)
+                        self.refuse(rows)
                     else:
                         self.lose(rows)
                     failure = f"status {status}"
                     pause = max(pause, self.patience(reply.get("retry-after"), status, url))
                 else:
-                    self.count(refused=rows)
+                    self.refuse(rows)
                     raise refusal(status, body, url, reply, rows)
             if attempt + 1 < self.attempts:
                 self.gate.sleep(pause)
@@ -158,15 +159,30 @@ class Caller:
             self.gate.close_for(seconds)
         return seconds
 
+    def send(self, rows: int) -> None:
+        self.count(sent=rows, requests=1)
+        with self.lock:
+            self.on_sent(rows)
+
     def lose(self, rows: int, *, charge: bool = True) -> None:
         self.count(lost=rows)
-        if charge and rows and self.on_lost is not None:
-            self.on_lost(rows)
+        if charge:
+            with self.lock:
+                self.on_lost(rows)
+
+    def refuse(self, rows: int) -> None:
+        self.count(refused=rows)
+        with self.lock:
+            self.on_sent(-rows)
 
     def count(self, **more: float) -> None:
         with self.lock:
             for name, value in more.items():
                 setattr(self.bill, name, getattr(self.bill, name) + value)
+
+
+def ignore(rows: int) -> None:
+    """The hook of a source whose rows nobody else counts."""
 
 
 def parse_retry_after(text: str) -> float:

@@ -49,7 +49,7 @@ class Strict(BaseModel):
 
 
 class RequestSpec(Strict):
-    rows: str = Field("rows", min_length=1)
+    rows: str = Field(default="rows", min_length=1)
     shape: tuple[Annotated[int, Field(gt=0)], ...] | None = None    # of one row in the request; flat if not said
     single: bool = False                                            # one row per request, not wrapped in a list
     ids: str | None = None                                          # where the rows' numbers go, to be echoed
@@ -73,15 +73,15 @@ class EndpointSpec(Strict):
     method: Literal["POST", "PUT"] = "POST"
     headers: dict[str, str] = Field(default_factory=dict)
     dim: int = Field(gt=0)
-    outputs: int | None = Field(None, gt=0)
+    outputs: int | None = Field(default=None, gt=0)
     dtype: Literal["float32", "float64"] = "float64"
     box: tuple[float, float] | None = None
-    rows_per_request: int = Field(64, gt=0, le=1_000_000)
-    concurrency: int = Field(4, gt=0, le=64)
+    rows_per_request: int = Field(default=64, gt=0, le=1_000_000)
+    concurrency: int = Field(default=4, gt=0, le=64)
     rate_limit: Positive | None = None
     timeout: Positive = 30.0
-    attempts: int = Field(9, gt=0, le=100)
-    price_per_query: float = Field(0.0, ge=0, allow_inf_nan=False)
+    attempts: int = Field(default=9, gt=0, le=100)
+    price_per_query: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     verify: str | None = None                   # a CA bundle of your own; verification cannot be switched off
     request: RequestSpec = RequestSpec()
     values: AnswerSpec | None = None

@@ -89,11 +89,3 @@ def ordered(ids: Any, rows: int) -> Tensor | None:
     if len(found) != rows or not torch.equal(found.sort().values, straight):
         raise BadAnswer(f"The ids in the reply are not those of the {rows} rows that were asked.")
     return found.argsort()
-
-
-def tight(block: Tensor, dtype: torch.dtype) -> Tensor:
-    """The block in the target's own dtype where that loses nothing, as a local target would have answered."""
-    if block.is_floating_point() and block.dtype != dtype and dtype.is_floating_point:
-        narrow = block.to(dtype)
-        return narrow if torch.equal(narrow.to(block.dtype), block) else block
-    return block

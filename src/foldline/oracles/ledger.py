@@ -16,16 +16,32 @@ class Ledger:
             raise ValueError(f"A budget is a whole number of rows, zero or more, not {budget!r}.")
         self.budget = None if budget is None else int(budget)
         self._used = 0
+        self._lost = 0
 
     @property
     def used(self) -> int:
         return self._used
 
     @property
+    def lost(self) -> int:
+        """Rows whose replies were lost on the way: paid for and asked again, so part of the budget, but not of `used`,
+        which is the same whatever the network did."""
+        return self._lost
+
+    @property
     def remaining(self) -> int | None:
-        return None if self.budget is None else self.budget - self._used
+        return None if self.budget is None else self.budget - self._used - self._lost
 
     def charge(self, rows: int) -> None:
-        if self.budget is not None and self._used + rows > self.budget:
-            raise BudgetExhausted(rows, self._used, self.budget)
+        self._afford(rows)
         self._used += rows
+
+    def lose(self, rows: int) -> None:
+        """Bill a lost reply; refused if asking its rows again would cross the budget."""
+        self._afford(rows)
+        self._lost += rows
+
+    def _afford(self, rows: int) -> None:
+        spent = self._used + self._lost
+        if self.budget is not None and spent + rows > self.budget:
+            raise BudgetExhausted(rows, spent, self.budget)

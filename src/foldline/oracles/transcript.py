@@ -239,11 +239,9 @@ class Transcript(Relay):
             if len(new) < len(x):
                 ask, told = x[torch.from_numpy(new)], digest_rows(digests)[new].tobytes()
                 times = occurrence[new]
-            self.run.about_to_send(len(ask))
-            answers = self.source.answer(ask)
+            answers = self._ask(ask, told, times)
             if not worth_keeping(answers, len(ask)):
                 return answers                                      # the oracle says what is wrong with it
-            self.stream.keep(told, times, answers)
             if len(new) == len(x):
                 self._width = answers.shape[1] if self.kind == "values" else None
                 return answers
@@ -253,6 +251,23 @@ class Transcript(Relay):
             block[torch.from_numpy(here)] = found
         self._width = block.shape[1] if self.kind == "values" else None
         return block
+
+    def _ask(self, x: Tensor, digests: bytes, occurrence: Array) -> Tensor:
+        """Ask and keep; request by request where the source has several, so that a kill loses only those in flight."""
+        in_parts = getattr(self.source, "answer_parts", None)
+        if in_parts is None:
+            self.run.about_to_send(len(x))
+            answers = self.source.answer(x)
+            if worth_keeping(answers, len(x)):
+                self.stream.keep(digests, occurrence, answers)
+            return answers
+        self.source.on_sent = self.run.about_to_send                # type: ignore[attr-defined]  # it counts resends too
+        blocks = []
+        for start, block in in_parts(x):
+            end = start + len(block)
+            self.stream.keep(digests[start * DIGEST:end * DIGEST], occurrence[start:end], block)
+            blocks.append(block)
+        return torch.cat(blocks)
 
 
 def worth_keeping(answers: Tensor, rows: int) -> bool:
