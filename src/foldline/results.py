@@ -71,7 +71,8 @@ class FunctionCertificate:
     def of(cls, residuals: Tensor, *, tolerance: float, distribution: str,
            confidence: float = 0.95) -> FunctionCertificate:
         """residuals: (n,) or (n, k), any sign; a NaN counts as off."""
-        r = residuals.detach().double().abs().reshape(len(residuals), -1)
+        r = residuals.detach().double().abs()
+        r = r[:, None] if r.ndim == 1 else r.flatten(1)             # no rows asked: a certificate that does not hold
         worst_per_probe = r.max(1).values if r.numel() else r.new_zeros(0)      # (n,)
         n = len(worst_per_probe)
         off = int((~(worst_per_probe <= tolerance)).sum())

@@ -1,0 +1,385 @@
+"""A one-hidden-layer ReLU network from its values and input gradients, in about 1.5 rows per hidden unit.
+
+Along a path that crosses every hyperplane once, each answer is a whole linear piece, and two neighbouring pieces
+differ by one unit: g2 - g1 = a_i w_i, c2 - c1 = a_i b_i (c = y - g.x). h units make h + 1 pieces, so h + 1 rows are
+the least that any method on a path can use. The rows that a search wastes are those that confirm what it has:
+here no fold is confirmed by itself. A few test points off the path carry d + 1 numbers each about all units at once.
+As long as their gradients disagree with the units found, the disagreement R, written in the units' own rows
+(least squares), is large exactly at the gaps that hide several folds: those are asked next. When all test points
+agree, every fold is single. Fresh points then make the certificate.
+
+The path: without biases the function is homogeneous and x0 -> u -> -x0 crosses every hyperplane exactly once; with
+biases a line out to +-1e6; in a box a chord, and what it misses is found on segments towards the test points that
+still disagree. Differs from paper 000: no bisection, no knowledge of h or epsilon, biases, an affine term, dependent
+rows, and no extra rows for the signs (units.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foldline.errors import BudgetExhausted
+from foldline.extract.gradient_lines import Gap, Segment, gaps_between, unconfirmed
+from foldline.extract.noise import NoiseFloor, floor_of_gradients
+from foldline.extract.regions import Region
+from foldline.extract.result import Extraction, Line, assumptions_of
+from foldline.extract.units import Units, merged, with_signs
+from foldline.oracles.protocols import GradientOracle
+from foldline.randomness import Streams, unit_rows
+from foldline.results import FunctionCertificate, Progress, Provenance, Status, silent
+
+FAR = 1e6                   # where a line ends: a unit crosses farther out with probability 1e-6
+FIRST_TESTS = 3
+TESTS_PER_GAP = 1 / 20
+ROUNDS = 24                 # segments tried for what the path missed
+
+
+@dataclass(eq=False)
+class Asked:
+    """Every answer so far, for tests, refinement and the certificate."""
+
+    oracle: GradientOracle
+    x: list[Tensor] = field(default_factory=list)
+    y: list[Tensor] = field(default_factory=list)
+    g: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.oracle.snap(x)
+        y, g = (t.double() for t in self.oracle(x))
+        self.keep(x, y, g)
+        return y, g
+
+    def keep(self, x: Tensor, y: Tensor, g: Tensor) -> None:
+        self.x.append(x)
+        self.y.append(y)
+        self.g.append(g)
+
+    def all(self) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.cat(self.x), torch.cat(self.y), torch.cat(self.g)
+
+
+def extract_from_gradients(g: GradientOracle, *, rng: torch.Generator,
+                           method: Literal["crossing", "bisection"] = "crossing", probes: int = 4,
+                           max_queries: int | None = None, hidden: int | None = None, l: float | None = None,
+                           epsilon: float | None = None, delta: float = 0.05, progress: Progress = silent) -> Extraction:
+    """The network behind a gradient oracle.
+
+    method="bisection" is the paper's Algorithm 1, which needs `hidden` and takes l, epsilon and delta; see
+    bisection.py. probes: fresh points that the certificate rests on. max_queries bounds the work on targets that are
+    not one-hidden-layer networks (default: as many as the search needs, at most 20,000).
+    """
+    if method == "bisection":
+        from foldline.extract.bisection import bisect_gradients
+        return bisect_gradients(g, hidden=hidden, l=l, epsilon=epsilon, delta=delta, rng=rng, progress=progress)
+    if method != "crossing":
+        raise ValueError(f"method is 'crossing' or 'bisection', not {method!r}.")
+    run = Run(g, Streams(rng), probes, max_queries or 20_000, progress)
+    return run.result()
+
+
+class Run:
+    def __init__(self, g: GradientOracle, streams: Streams, probes: int, most: int, progress: Progress) -> None:
+        self.oracle, self.streams, self.probes, self.most, self.progress = g, streams, probes, most, progress
+        self.ask = Asked(g)
+        self.region = Region(g.dim, g.box)
+        self.start_rows = g.used
+        d = g.dim
+        self.units = Units.none(torch.zeros(1, d, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+        self.floor: NoiseFloor | None = None
+        self.tests: tuple[Tensor, Tensor, Tensor] | None = None
+        self.certificate = FunctionCertificate.of(torch.zeros(0), tolerance=0.0, distribution=self.region.name)
+        self.gaps: list[Gap] = []
+        self.size = 1.0
+        self.lines = 0
+        self.smallest_gap = float("inf")
+        self.line: Line | None = None
+        self.test_rng = streams("tests")
+
+    # -- what noise allows ---------------------------------------------------------------------------------------
+
+    @property
+    def tolerance(self) -> float:
+        """Of a gradient, in norm: the floor was measured at x0, and sums grow with the largest gradient seen."""
+        assert self.floor is not None
+        grow = max(1.0, self.size / self.first_size) if self.floor.kind == "arithmetic" else 1.0
+        return self.floor.gradient * grow
+
+    def blur(self, norm: float) -> float:
+        assert self.floor is not None
+        if self.floor.kind != "arithmetic":
+            return self.floor.value
+        return self.floor.value * max(1.0, self.size / self.first_size) * max(1.0, norm / self.floor.radius)
+
+    def segment(self, x0: Tensor, u: Tensor, scale: float | None) -> Segment:
+        a, b = float(x0.norm()), float(u.norm())
+        return Segment(x0, u, scale, 2 * self.tolerance, lambda t: 2 * self.blur(a + abs(t) * b))
+
+    def saw(self, g: Tensor) -> None:
+        self.size = max(self.size, float(g.norm(dim=1).max()))
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def result(self) -> Extraction:
+        try:
+            status = self.extract()
+        except BudgetExhausted as error:
+            status = Status("budget", f"{error} The network holds the {len(self.units)} units found so far.")
+        signed = with_signs(self.units, tolerance=1e-9)
+        u = signed.units.normalised()
+        notes = list(status.notes)
+        if not signed.unique:
+            notes.append(f"The {len(u)} rows are dependent, so the signs of the units are not unique: the function is "
+                         "written with an affine term.")
+        d, h = self.oracle.dim, len(u)
+        return Extraction(
+            status=Status(status.code, status.message, tuple(notes)), queries=self.oracle.used - self.start_rows,
+            certificate=self.certificate, network=u.network(), units=h, signs_unique=signed.unique,
+            affine_free=signed.found, assumptions=assumptions_of(u, self.smallest_gap), noise=self.floor,
+            limit=-(-(h * (d + 2) + 1) // (d + 1)), lines_used=self.lines, line=self.line,
+            provenance=Provenance("extract_from_gradients", self.streams.seed, {"probes": self.probes}))
+
+    def extract(self) -> Status:
+        d, box = self.oracle.dim, self.oracle.box
+        rng = self.streams("path")
+        if box is None:
+            x0, u = torch.randn(2, d, generator=rng, dtype=torch.float64)
+        else:
+            a, b = self.region.chord(rng=rng)
+            x0, u = a, b - a
+        near = unit_rows(1, d, rng=rng)[0] if box is None else u / u.norm()
+        self.floor, x, y, g = floor_of_gradients(self.oracle, self.oracle.snap(x0), near)
+        self.ask.keep(x, y, g)
+        self.first_size = max(float(g.norm(dim=1).max()), 1e-300)
+        self.size = self.first_size
+        if not self.floor.straight:
+            self.affine_at(x[0], y[0], g[0])
+            return Status("not_piecewise_linear", "The gradient changes between points 1e-6 apart: the target is not "
+                          "piecewise linear (a smooth activation, or a link that must be inverted first). What is "
+                          "returned is its linearisation at one point.")
+        self.affine_at(x[0], y[0], g[0])
+        segments = self.path(x0, u, y[0], g[0])
+        self.tests = self.more_tests(FIRST_TESTS)
+        self.explore([gap for s in segments for gap in s], self.choose)
+        self.collect(segments_start=self.origin)
+        return self.finish()
+
+    def affine_at(self, x: Tensor, y: Tensor, g: Tensor) -> None:
+        self.units = Units.none(g[None], (y - g @ x)[None])
+        self.origin = (x, y, g)
+
+    def path(self, x0: Tensor, u: Tensor, y0: Tensor, g0: Tensor) -> list[list[Gap]]:
+        """Gaps between the first stations; the path starts at self.origin."""
+        self.lines = 1
+        x0 = self.oracle.snap(x0)
+        if self.oracle.box is not None:
+            end = self.oracle.snap(x0 + u)
+            y, g = self.ask(end[None])
+            self.saw(g)
+            on = self.segment(x0, end - x0, None)
+            return [gaps_between(on, torch.tensor([0.0, 1.0]), torch.cat([y0[None], y]), torch.cat([g0[None], g]))]
+        # A homogeneous function has no intercept anywhere.
+        small = 8 * self.blur(float(x0.norm())) + self.tolerance * float(x0.norm())
+        if abs(float(y0 - g0 @ x0)) <= small:
+            ends = self.oracle.snap(torch.stack([u, -x0]))
+            y, g = self.ask(ends)
+            self.saw(g)
+            if bool(((y - (g * ends).sum(1)).abs() <= 8 * small).all()):
+                first, second = self.segment(x0, ends[0] - x0, None), self.segment(ends[0], -x0 - ends[0], None)
+                ts = torch.tensor([0.0, 1.0])
+                return [gaps_between(first, ts, torch.stack([y0, y[0]]), torch.stack([g0, g[0]])),
+                        gaps_between(second, ts, y, g)]
+        # Low precision cannot look far: the intercepts of the last pieces drown.
+        assert self.floor is not None
+        far = min(FAR, max(1e2, 1e-7 * self.first_size * float(x0.norm()) / max(self.floor.value, 1e-300)))
+        ends = self.oracle.snap(torch.stack([x0 - far * u, x0 + far * u]))
+        y, g = self.ask(ends)
+        self.saw(g)
+        on = self.segment(x0, u, 1.0)
+        self.origin = (ends[0], y[0], g[0])
+        return [gaps_between(on, torch.tensor([-far, 0.0, far]), torch.stack([y[0], y0, y[1]]),
+                             torch.stack([g[0], g0, g[1]]))]
+
+    def more_tests(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.oracle.snap(self.region.points(n, rng=self.test_rng))
+        y, g = self.ask(x)
+        self.saw(g)
+        if self.tests is None:
+            return x, y, g
+        return torch.cat([self.tests[0], x]), torch.cat([self.tests[1], y]), torch.cat([self.tests[2], g])
+
+    def explore(self, gaps: list[Gap], select: object, base: Units | None = None) -> None:
+        """Rounds of one row for each gap that `select` picks; answers are taken relative to `base`."""
+        assert callable(select)
+        self.gaps = gaps
+        while True:
+            chosen: list[Gap] = [b for b in select(self.gaps) if not b.spent]
+            used = self.oracle.used - self.start_rows
+            if not chosen or used + len(chosen) > self.most:
+                return
+            points = [b.next_point() for b in chosen]
+            x = self.oracle.snap(torch.stack([b.on.x(t) for b, t in zip(chosen, points, strict=True)]))
+            y, g = self.ask(x)
+            self.saw(g)
+            if base is not None:
+                yb, gb = base.gradients(x)
+                y, g = y - yb, g - gb
+            answer = {id(b): (t, yt, gt) for b, t, yt, gt in zip(chosen, points, y.tolist(), g, strict=True)}
+            self.gaps = [n for b in self.gaps for n in (b.receive(*answer[id(b)]) if id(b) in answer else [b])]
+            self.progress("path", {"folds": len(self.gaps), "queries": self.oracle.used - self.start_rows})
+
+    # -- which gap to ask ----------------------------------------------------------------------------------------
+
+    def choose(self, gaps: list[Gap]) -> list[Gap]:
+        """The gaps that the test points blame."""
+        sure = [b for b in gaps if not b.single and not b.spent]
+        maybe = [b for b in gaps if b.single and not b.confirmed and not b.spent]
+        if len(gaps) <= 4:
+            return sure + maybe
+        assert self.tests is not None
+        wanted = FIRST_TESTS + int(len(gaps) * TESTS_PER_GAP)
+        if wanted > len(self.tests[0]) and maybe:
+            self.tests = self.more_tests(wanted - len(self.tests[0]))
+        x, y, g = self.tests
+        candidate = self.as_units(gaps, self.origin)
+        R, bad = self.disagreement(candidate, x, y, g)
+        if not bool(bad.any()):
+            return sure
+        V = candidate.W                                              # (m, d)
+        gram = V @ V.T
+        ridge = 1e-9 * float(gram.diagonal().max())
+        C = torch.linalg.solve(gram + ridge * torch.eye(len(V), dtype=V.dtype), V @ R[bad].T)       # (m, bad)
+        blame = C.square().mean(1)                                   # (m,)
+        where = {id(b): i for i, b in enumerate(gaps)}
+        scored = [(float(blame[where[id(b)]]), b) for b in maybe]
+        cut = 0.3 * max((s for s, _ in scored), default=0.0)
+        return sure + [b for s, b in scored if s >= cut]
+
+    def as_units(self, gaps: list[Gap], origin: tuple[Tensor, Tensor, Tensor]) -> Units:
+        """Every gap as one unit, active towards the end of the path; affine as at its start."""
+        x0, y0, g0 = origin
+        P, q = g0[None], (y0 - g0 @ x0)[None]
+        if not gaps:
+            return Units.none(P, q)
+        V = torch.stack([b.right.gradient - b.left.gradient for b in gaps])              # (m, d)
+        # The jump vanishes at t*; anchoring it there keeps far ends out of the intercept.
+        sign = torch.tensor([1.0 if b.right.slope >= b.left.slope else -1.0 for b in gaps], dtype=torch.float64)
+        beta = torch.stack([self.intercept(b) for b in gaps])
+        return Units(V * sign[:, None], beta * sign, sign[None], P, q)
+
+    def intercept(self, b: Gap) -> Tensor:
+        t, _ = b.crossing()
+        V = b.right.gradient - b.left.gradient
+        if t == t and abs(t) < 1e12:
+            return -(V @ b.on.x(t))
+        return (b.right.y1 - b.right.gradient @ b.on.x(b.right.t1)) - (b.left.y2 - b.left.gradient @ b.on.x(b.left.t2))
+
+    def disagreement(self, u: Units, x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """(R (n, d), bad (n,)): gradients that the units do not explain."""
+        yu, gu = u.gradients(x)
+        R = g - gu
+        tol = 4 * self.tolerance * max(1.0, len(u)**0.5 / 4)
+        loose = torch.tensor([16 * self.blur(float(n)) for n in x.norm(dim=1)]) * max(1.0, len(u)**0.5) \
+            + tol * x.norm(dim=1)
+        bad = (R.norm(dim=1) > tol) | ((y - yu).abs() > loose)
+        return R, bad
+
+    # -- from folds to a network -----------------------------------------------------------------------------------
+
+    def collect(self, *, segments_start: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.units = self.as_units(self.gaps, segments_start)
+        t = [b.crossing()[0] for b in self.gaps]
+        by_segment: dict[int, list[float]] = {}
+        for b, s in zip(self.gaps, t, strict=True):
+            by_segment.setdefault(id(b.on), []).append(s)
+        for ts in by_segment.values():
+            ordered = sorted(ts)
+            self.smallest_gap = min([self.smallest_gap, *(q - p for p, q in zip(ordered, ordered[1:], strict=False))])
+        self.refine()
+
+    def refine(self) -> None:
+        """Intercepts by least squares over all answers, each weighted by its own precision."""
+        x, y, _ = self.ask.all()
+        u = self.units
+        weight = 1.0 / x.norm(dim=1).clamp_min(1.0)
+        active = (u.z(x) > 0).double() * u.A[0]                      # (n, m)
+        design = torch.cat([active, torch.ones(len(x), 1, dtype=x.dtype)], 1) * weight[:, None]
+        left = (y - u.values(x)[:, 0]) * weight
+        off = left.abs() > 1e-6 * float((y.abs() * weight).max())     # answers that the units do not explain yet
+        design, left = design[~off], left[~off]
+        if len(left) == 0:
+            return
+        gram = design.T @ design
+        gram.diagonal().add_(1e-12 * gram.diagonal().max())
+        step = torch.linalg.solve(gram, design.T @ left)             # (m + 1,)
+        if bool(step.isfinite().all()):
+            better = Units(u.W, u.b + step[:-1], u.A, u.P, u.q + step[-1])
+            after = (y - better.values(x)[:, 0]) * weight
+            if float(after[~off].square().sum()) <= float(left.square().sum()):
+                self.units = better
+
+    def finish(self) -> Status:
+        """Fresh probes; while they disagree, look for the missing units on segments towards them."""
+        assert self.tests is not None and self.floor is not None
+        path_folds = len(self.units)
+        before = float("inf")
+        stalled = 0
+        for _ in range(ROUNDS):
+            x, y, g = self.tests
+            _, bad = self.disagreement(self.units, x, y, g)
+            if not bool(bad.any()):
+                fresh = len(self.tests[0])
+                self.tests = self.more_tests(self.probes)
+                x, y, g = (t[fresh:] for t in self.tests)
+                _, bad = self.disagreement(self.units, x, y, g)
+                if not bool(bad.any()):
+                    return self.certify(x, y)
+                x, y, g = self.tests
+                _, bad = self.disagreement(self.units, x, y, g)
+            share = float(bad.double().mean())
+            stalled = stalled + 1 if share >= before else 0
+            before = min(share, before)
+            if stalled >= 8 or self.oracle.used - self.start_rows >= self.most:
+                break
+            self.search_residual(x[bad][0], x, bad)
+        x, y, g = self.tests
+        self.certify(x, y)
+        return Status("not_one_hidden_layer", f"{path_folds} folds were found on the first path and {len(self.units)} "
+                      f"in all, but {self.certificate.off} of {self.certificate.probes} probes still disagree: the "
+                      "folds do not continue as hyperplanes (a deeper network?), or the answers are too coarse.")
+
+    def search_residual(self, target: Tensor, x: Tensor, bad: Tensor) -> None:
+        good, gy, gg = self.ask.all()
+        _, off = self.disagreement(self.units, good, gy, gg)
+        near = good[~off]
+        if len(near) == 0:
+            near, gy, gg = good[:1], gy[:1], gg[:1]
+        inside = near[near.norm(dim=1) < 1e3 * (1 + float(target.norm()))]
+        near = inside if len(inside) else near
+        start = near[(near - target).norm(dim=1).argmax()] if self.oracle.box is not None \
+            else near[(near - target).norm(dim=1).argmin()]
+        on = self.segment(start, target - start, None)
+        ends = torch.stack([start, target])
+        known_x, known_y, known_g = self.ask.all()
+        rows = [int((known_x - e).abs().sum(1).argmin()) for e in ends]
+        y, g = known_y[rows], known_g[rows]
+        yb, gb = self.units.gradients(ends)
+        base = self.units
+        self.lines += 1
+        gaps = gaps_between(on, torch.tensor([0.0, 1.0]), y - yb, g - gb)
+        self.explore(gaps, unconfirmed, base)
+        zero = (start, torch.zeros((), dtype=y.dtype), torch.zeros_like(start))
+        found = self.as_units([b for b in self.gaps if b.single], zero)
+        self.units = merged(base.plus(found), tolerance=max(1e-9, 64 * self.tolerance / max(self.size, 1e-300)))
+        self.refine()
+        self.progress("residual", {"units": len(self.units), "queries": self.oracle.used - self.start_rows})
+
+    def certify(self, x: Tensor, y: Tensor) -> Status:
+        r = y - self.units.values(x)[:, 0]
+        tol = float(max(16 * self.blur(float(n)) for n in x.norm(dim=1))) * max(1.0, len(self.units)**0.5) \
+            + 4 * self.tolerance * max(1.0, len(self.units)**0.5 / 4) * float(x.norm(dim=1).max())
+        self.certificate = FunctionCertificate.of(r, tolerance=tol, distribution=self.region.name)
+        return Status("ok", f"{len(self.units)} units; {len(x)} fresh probes agree in value and gradient.")
