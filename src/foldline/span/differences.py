@@ -40,6 +40,7 @@ class Jacobian:
     step: float
     curved: bool
     checked: bool           # the random checks agreed
+    signature: float        # tells saturated points apart: the top output, or the one value
 
 
 class Differences:
@@ -50,7 +51,7 @@ class Differences:
         self.eps = float(torch.finfo(f.dtype).eps)
         self.quantum = 0.0
         self.grain = 4.0                        # rounding of an answer, in eps times its size
-        self.size = 1.0                         # of the point in hand
+        self.size, self.signature = 1.0, 0.0    # of the point in hand
         self.scale = torch.zeros(f.outputs, dtype=torch.float64)    # (k,) largest |output| per size of point
         self.link: Link | None = None
         self.record: list[Tensor] = []
@@ -66,33 +67,41 @@ class Differences:
         L = len(rungs)
         steps = size * torch.tensor(rungs, dtype=torch.float64)                     # (L,)
         u = self.units(L)                                                           # (L, d)
-        there, back = self.inside(x + steps[:, None] * u), self.inside(x - steps[:, None] * u)
+        if f.box is None:
+            there, back = x + steps[:, None] * u, x - steps[:, None] * u            # (L, d) each
+        else:
+            # At a corner only inward steps fit: the bend is then taken over x, x + u, x + 2 u.
+            low, high = f.box
+            u = torch.where(x > (low + high) / 2, -u.abs(), u.abs())
+            back, there = x + 0.5 * steps[:, None] * u, x + steps[:, None] * u
+            there, back = there.clamp(low, high), back.clamp(low, high)
         raw = f(torch.cat([x[None], there, back])).double()                         # (1 + 2L, k)
         self.learn_digits(raw)
         self.size = size
+        self.signature = float(raw[0].argmax()) if raw.shape[1] > 1 else float(raw[0, 0])
         self.scale = torch.maximum(self.scale, raw.abs().amax(0) / max(size, 1.0))
         if self.link is None:
             self.link = self.choose_link(raw)
         y, live, unit = self.behind_link(raw)                                       # (1 + 2L, k'), (k',), (k',)
         if len(live) == 0:
-            return Jacobian(x.new_zeros(0, f.dim), y[0], unit, live, 0.0, False, True)
+            return Jacobian(x.new_zeros(0, f.dim), y[0], unit, live, 0.0, False, True,
+                            self.signature)
         if bool((y == y[0]).all()):
             # Neither small nor large steps change anything: the point is dead, and d more rows would say the same.
-            return Jacobian(x.new_zeros(len(live), f.dim), y[0], torch.zeros_like(unit), live, 0.0, False, True)
-        bend = (y[1:L + 1] + y[L + 1:] - 2 * y[0]).abs()                            # (L, k')
+            return Jacobian(x.new_zeros(len(live), f.dim), y[0], torch.zeros_like(unit), live, 0.0, False, True,
+                            self.signature)
+        bend = self.bends(y)                                                        # (L, k')
         if self.usual is None:
             # The smallest steps cannot bend anything: what they show is rounding inside the network.
             self.grain = max(self.grain, float((bend[-2:] / unit).max()) / 2 * self.grain)
             unit = self.behind_link(raw)[2]
-        # In a box a step may be clipped on one side: those rungs say nothing.
-        whole = ((there + back - 2 * x).abs().amax(1) <= 1e-9 * size)[:, None]      # (L, 1)
-        fine = ((bend <= SLACK * unit) | ~whole).all(1)                             # (L,)
+        fine = (bend <= SLACK * unit).all(1)                                        # (L,)
         first = next((i for i in range(L) if bool(fine[i:].all())), L - 1)
         self.accepted.append(rungs[first])
         if len(self.accepted) >= 3:
             self.usual = sorted(self.accepted[-9:])[len(self.accepted[-9:]) // 2]
-        # Well below: d axis steps meet more folds than one random step does.
-        step = size * rungs[first] * 0.02
+        # Well below: d axis steps meet more folds than one random step does. Where digits are scarce, less so.
+        step = size * rungs[first] * (0.02 if self.eps < 1e-12 and self.quantum == 0.0 else 0.2)
         if step < CURVED * size * 1.01 and self.quantum == 0.0:
             return self.central(x, size)
         for attempt in range(3):
@@ -111,7 +120,7 @@ class Differences:
         J = (y[:d] - y0) / torch.where(along == 0, step, along)[:, None]            # (d, k')
         noise = unit / step * d ** 0.5 / J.norm(dim=0).clamp_min(1e-300)
         if bool(((y[d:] - y0 - moved[d:] @ J).abs() <= 4 * SLACK * unit).all()):
-            return Jacobian(J.T, y0, noise, live, step, False, True)
+            return Jacobian(J.T, y0, noise, live, step, False, True, self.signature)
         return self.mended(x, y0, live, unit, step, J, noise)
 
     def mended(self, x: Tensor, y0: Tensor, live: Tensor, unit: Tensor, step: float, J: Tensor,
@@ -129,7 +138,7 @@ class Differences:
         bad = ((y - y0 - moved @ J).abs() > 2 * unit).any(1)                        # (n,)
         axes = torch.nonzero(bad[blocks])[:, 0]
         if len(axes) > d // 2:
-            return Jacobian(J.T, y0, noise, live, step, False, False)
+            return Jacobian(J.T, y0, noise, live, step, False, False, self.signature)
         E = 0.1 * step * torch.eye(d, dtype=torch.float64)[axes]
         u = 0.1 * step * self.units(CHECKS)
         moved, y = self.slopes(x, torch.cat([E, u]), live)
@@ -139,7 +148,7 @@ class Differences:
             J[axes] = (y[:len(axes)] - y0) / torch.where(along == 0, 0.1 * step, along)[:, None]
         off = (y[len(axes):] - y0 - moved[len(axes):] @ J).abs()
         return Jacobian(J.T, y0, noise * (1 + 9 * (len(axes) / d) ** 0.5), live, step, False,
-                        bool((off <= 4 * SLACK * unit).all()))
+                        bool((off <= 4 * SLACK * unit).all()), self.signature)
 
     def slopes(self, x: Tensor, moves: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         """Values at x + moves, mirrored where a box is in the way, and the moves really taken."""
@@ -162,7 +171,13 @@ class Differences:
         J = (y[1:d + 1] - y[d + 1:]) / width[:, None]                               # (d, k')
         bend = (y[1:d + 1] + y[d + 1:] - 2 * y[0]).abs().amax(0)                    # (k',)
         noise = (unit / step * d ** 0.5 + bend / size * step) / J.norm(dim=0).clamp_min(1e-300)
-        return Jacobian(J.T, y[0], noise, live, step, True, True)
+        return Jacobian(J.T, y[0], noise, live, step, True, True, self.signature)
+
+    def bends(self, y: Tensor) -> Tensor:
+        """Second differences (L, k') of the ladder's answers: y[0] at x, then L far points, then L near or mirrored."""
+        L = (len(y) - 1) // 2
+        far, other = y[1:L + 1], y[L + 1:]
+        return (far + other - 2 * y[0]).abs() if self.f.box is None else (far + y[0] - 2 * other).abs()
 
     def behind_link(self, raw: Tensor, live: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Values in which the network is piecewise linear, the outputs they belong to, and their rounding units."""
@@ -197,12 +212,11 @@ class Differences:
             return "identity"
         # One output in (0, 1): a sigmoid if the logit stays straight for longer than the value does.
         straight: dict[Link, int] = {}
-        L = len(LADDER)
         candidates: tuple[Link, ...] = ("identity", "logit")
         for link in candidates:
             self.link = link
             y, _, unit = self.behind_link(raw)
-            straight[link] = int(((y[1:L + 1] + y[L + 1:] - 2 * y[0]).abs() <= SLACK * unit).sum())
+            straight[link] = int((self.bends(y) <= SLACK * unit).sum())
         self.link = None
         return "logit" if straight["logit"] > straight["identity"] else "identity"
 

@@ -31,12 +31,18 @@ class PointStream:
         self.factor = 1.0                                       # moves all scales
         self.silent = 0                                         # zero gradients in a row
         self.live: list[Tensor] = []                            # points whose gradient was not zero
+        self.dead: list[tuple[Tensor, float]] = []              # points whose gradient was, and what they answered
+        self.walking = False
+        self.reach = 1.0                                        # how far from a live point others are
 
     def next(self) -> Tensor:
         """(d,)"""
         self.turn += 1
         if self.silent >= 2 and self.live and self.turn % 4:
             return self.near_live()
+        between = self.between_dead() if self.silent >= 2 else None
+        if between is not None:
+            return between
         if self.data is not None and self.turn % 2:
             return self.from_data()
         if self.box is not None:
@@ -51,9 +57,13 @@ class PointStream:
             return scale * x
         return scale * torch.randn(self.d, generator=self.rng, dtype=torch.float64)
 
-    def heard(self, x: Tensor, *, zero: bool, repeat: bool) -> None:
+    def heard(self, x: Tensor, *, zero: bool, repeat: bool, answer: float = 0.0) -> None:
+        if self.walking:
+            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 1.5, 1.0)
+            self.walking = False
         if zero:
             self.silent += 1
+            self.dead.append((x, answer))
             return
         self.silent = 0 if not repeat else self.silent
         self.live.append(x)
@@ -61,12 +71,25 @@ class PointStream:
             self.factor = min(self.factor * 2.0, 1e3)
 
     def near_live(self) -> Tensor:
-        """A step from a point that spoke: half its length, so that most folds on the way are crossed."""
+        """A step from a point that spoke: as far as such steps find life, so that folds on the way are crossed."""
         i = int(torch.randint(len(self.live), (1,), generator=self.rng))
         base = self.live[i]
         u = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
-        reach = float(base.norm()) * (0.15, 0.5, 1.0)[self.turn % 3]
-        return self.clip(base + reach * u / u.norm())
+        self.walking = True
+        return self.clip(base + self.reach * max(float(base.norm()), 1e-3) * u / u.norm())
+
+    def between_dead(self) -> Tensor | None:
+        """Saturated points with different answers have a live one between them: bisect from the latest pair."""
+        if not self.dead:
+            return None
+        x, answer = self.dead[-1]
+        other = next((p for p, a in reversed(self.dead) if a != answer), None)
+        if other is None:
+            return None
+        if float((x - other).norm()) <= 1e-12 * float(x.norm() + other.norm()):
+            self.dead.clear()
+            return None
+        return 0.5 * (x + other)
 
     def from_data(self) -> Tensor:
         """A mixture of two data points, at full or half contrast, with a little noise."""
@@ -92,22 +115,28 @@ class PointStream:
             u = torch.where(u > 0.6, torch.rand(self.d, generator=self.rng, dtype=torch.float64), torch.zeros_like(u))
         return low + (high - low) * u
 
-    def null_move(self, basis: Tensor) -> tuple[int, Tensor] | None:
-        """A point that spoke, moved far within the null space of what is known, and its number among `live`.
+    def null_move(self, basis: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A point that spoke, moved far within the null space of what is known, and that point.
 
         If the span is complete the answer cannot change; if a direction is missing, the move has a component on it.
         """
-        if not self.live or self.box is not None:
+        if not self.live:
             return None
-        i = int(torch.randint(len(self.live), (1,), generator=self.rng))
+        base = self.live[int(torch.randint(len(self.live), (1,), generator=self.rng))]
         u = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
+        if self.box is not None:
+            u = self.in_box() - base                            # towards another point of the box
+        length = float(u.norm())
         for _ in range(2):                                      # twice: the first leaves rounding times |u|
             u = u - basis.T @ (basis @ u)
         size = float(u.norm())
-        if size < 1e-8 * self.d ** 0.5:
+        if size < 1e-8 * length:
             return None                                         # full rank: there is no null space
-        base = self.live[i]
-        return i, base + u * (max(float(base.norm()), 1e-3) / size)
+        if self.box is None:
+            return base, base + u * (max(float(base.norm()), 1e-3) / size)
+        room = torch.where(u > 0, self.box[1] - base, self.box[0] - base) / torch.where(u == 0, torch.ones_like(u), u)
+        fits = float(room[u != 0].min())
+        return (base, self.clip(base + min(fits, 1.0) * u)) if fits > 0.02 else None
 
     def clip(self, x: Tensor) -> Tensor:
         return x if self.box is None else x.clamp(*self.box)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 TAIL = 12               # values after a tail gap, before a search may stop at it
 SHORT_TAIL = 6          # the same when a budget ended the search: the p-value has to carry it
+MIN_GAP = 6.0           # a step smaller than this is not called a gap, however flat the tail
 CLIFF = 1e3             # a noise gap this wide needs no long tail
 NEGLIGIBLE = 1e-5       # the paper's own rank threshold, relative to the largest singular value
 CONFIDENCE = 0.999
@@ -77,6 +78,8 @@ def tail_gap(s: Tensor, above: int, negligible: float, min_tail: int) -> RankDec
         T = m - r - 1
         spacing = max(float(logs[r] - logs[-1]) / T, 0.02)
         gap = float(logs[r - 1] - logs[r])
+        if gap < math.log(MIN_GAP):
+            continue
         p = min(1.0, m * (1.0 + gap / spacing / T) ** -T)
         if best is None or p < best.p_value:
             best = RankDecision(r, math.exp(gap), float(s[r]), p, "noise" if r >= above else "tail", m - r)

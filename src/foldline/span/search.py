@@ -1,0 +1,235 @@
+"""The search behind recover_span: where to ask next, what each answer adds, and when to stop."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foldline.oracles.protocols import GradientOracle, ValueOracle
+from foldline.randomness import Streams
+from foldline.results import Progress
+from foldline.span.differences import Differences, last_digit
+from foldline.span.points import PointStream
+from foldline.span.rank import CLIFF, TAIL, RankDecision
+from foldline.span.seen import Seen
+
+NULL_MOVES = 16         # for values, where a move costs two rows
+SILENCE = 64            # zero gradients in a row before the search for a live point ends
+ONE_PIECE = 16          # repeats in a row before "the network is linear there" is believed
+LONG_TAIL = 24          # probes below the floor without a gap: the spectrum sinks into the noise
+REPEAT_AT = 128         # probes without a floor in sight: ask one point again, to measure noise
+PLAIN = 1e-3            # a unit row this far outside the span is new whatever the noise
+
+Row = tuple[Tensor, float, int, float]
+"""gradient (d,), value, output, relative error"""
+
+
+class Search:
+    def __init__(self, oracle: GradientOracle | ValueOracle, streams: Streams, *, data: Tensor | None, patience: int,
+                 noise: float | None, max_points: int, progress: Progress) -> None:
+        self.oracle, self.patience, self.max_points, self.progress = oracle, patience, max_points, progress
+        self.d = oracle.dim
+        self.eps = float(torch.finfo(oracle.dtype).eps)
+        self.seen = Seen(self.d, self.eps)
+        self.noise_known = noise is not None
+        if noise is not None:
+            self.seen.measured = noise
+        self.stream = PointStream(self.d, rng=streams("stream"), box=oracle.box,
+                                  data=None if data is None else data.double())
+        self.differences = None if isinstance(oracle, GradientOracle) else Differences(oracle, rng=streams("steps"))
+        self.asked = 0
+        self.signature = 0.0                # what the last point answered, to tell saturated points apart
+        self.stable = 0                     # probes in a row that could have opened a direction and did not
+        self.pause = 0                      # the longest such run that a new direction ended
+        self.repeats = 0                    # fresh points in a row that gave a gradient seen before
+        self.null_moves, self.null_change = 0, 0.0
+        self.stopped = ""                   # "budget", "points", "silence" or, when it ended well, ""
+        self.unchecked = 0                  # points dropped because folds were too close
+        self.decision: RankDecision | None = None
+        self.basis = torch.zeros(0, self.d, dtype=torch.float64)
+        self.smallest = 1.0                 # last singular value that counts
+
+    # The two ways to ask
+
+    def all_at_once(self, X: Tensor) -> None:
+        """X (n, d), fixed beforehand; what a budget does not cover is left out."""
+        if isinstance(self.oracle, GradientOracle):
+            remaining = self.oracle.remaining
+            if remaining is not None and remaining < len(X):
+                self.stopped = "budget"
+                X = X[:remaining]
+            if len(X):
+                y, grad = self.oracle(X)
+                self.asked = len(X)
+                for x, value, row in zip(X, y.tolist(), grad.double(), strict=True):
+                    self.seen.add(x, row, value, 0, self.row_noise(row, value))
+            return
+        for i, x in enumerate(X):
+            for row, value, output, noise in self.ask(x):
+                self.seen.add(x, row, value, output, noise)
+            self.progress("gradients", {"done": i + 1, "total": len(X), "rank": len(self.seen.Q)})
+
+    def adaptively(self, first: Tensor | None) -> None:
+        for x in (first.double() if first is not None else ()):
+            self.take(x)
+        repeat_at = REPEAT_AT
+        while not self.finished():
+            self.progress("gradients", {"rank": len(self.seen.Q), "asked": self.asked, "stable": self.stable})
+            if self.asked >= repeat_at and self.stable == 0 and self.stream.live:
+                repeat_at *= 4
+                self.measure_noise()
+            D = self.decision
+            cliff = D is not None and D.kind == "noise" and D.gap >= CLIFF
+            cheap = D is not None and D.gap_found and isinstance(self.oracle, ValueOracle)
+            if (cliff or cheap or self.repeats >= ONE_PIECE // 2) and self.stable % 2 == 1:
+                # From gradients only where the arithmetic is sharp: a repeated gradient adds nothing to a noisy tail.
+                self.move_away()
+            else:
+                self.take(self.stream.next())
+
+    def finished(self) -> bool:
+        if self.asked >= self.max_points:
+            self.stopped = "points"
+            return True
+        if self.stream.silent >= SILENCE and self.stream.silent >= self.asked // 2:
+            self.stopped = "silence"
+            return True
+        D = self.decision
+        if D is None and len(self.seen.Q) < self.d:
+            return False
+        if D is None or D.rank >= self.d:
+            if not self.noise_known:
+                self.measure_noise()                            # noise looks like full rank: ask one point again
+                self.look()
+                return self.decision is not None and self.decision.rank >= self.d
+            return D is not None                                # nothing is left to find
+        wait = self.patience + 3 * self.pause
+        if D.kind == "noise" and D.gap >= CLIFF and self.stable >= wait:
+            return True
+        # Several outputs give several rows at one point: the tail must come from several points too.
+        if D.gap_found and D.kind != "zero" and D.tail >= max(TAIL, wait) and D.p_value < 1e-3 and \
+                self.stable >= max(wait, 6):
+            return True
+        if self.repeats >= ONE_PIECE and self.stable >= wait:
+            return True
+        return D.tail >= LONG_TAIL + wait and self.stable >= LONG_TAIL
+
+    # One point
+
+    def ask(self, x: Tensor) -> list[Row]:
+        if isinstance(self.oracle, GradientOracle):
+            y, grad = self.oracle(x[None])
+            row, value = grad[0].double(), float(y[0])
+            rows = [(row, value, 0, self.row_noise(row, value))]
+            self.signature = value
+        else:
+            assert self.differences is not None
+            J = self.differences.at(x)
+            self.signature = J.signature
+            self.unchecked += not J.checked
+            rows = [(J.rows[i], float(J.values[i]), int(J.outputs[i]), float(J.noise[i]))
+                    for i in range(len(J.rows))] if J.checked else []
+        self.asked += 1
+        return rows
+
+    def row_noise(self, row: Tensor, value: float) -> float:
+        norm = float(row.norm())
+        if norm == 0.0:
+            return 0.0
+        quantum = last_digit(row, self.eps)                     # explanations are often rounded for display
+        rounded = 0.3 * quantum * self.d ** 0.5 / norm if quantum else 0.0
+        # A probability near one has a gradient p (1 - p) (...) in which 1 - p has lost its digits.
+        probabilities = 0.5 < value < 1 and all(0 <= v <= 1 for v in self.seen.values)
+        lost = self.eps / (1 - value) if probabilities and len(self.seen.values) >= 4 else 0.0
+        return max(4 * self.eps, rounded, lost)
+
+    def take(self, x: Tensor, *, fresh: bool = True) -> bool:
+        """Ask x, keep its rows, and say whether the span grew."""
+        novelty, zero, repeat, first = 0.0, True, True, len(self.seen.rows)
+        for row, value, output, noise in self.ask(x):
+            n, z, r = self.seen.add(x, row, value, output, noise)
+            novelty, zero, repeat = max(novelty, n), zero and z, repeat and (r or z)
+        if fresh:
+            self.stream.heard(x, zero=zero, repeat=repeat and not zero, answer=self.signature)
+        before = self.decision
+        if novelty > max(PLAIN, 4 * self.seen.floor):
+            self.decision, grown = None, True                   # plainly new: no need to look at the spectrum
+        else:
+            grown = before is not None and self.look().rank > before.rank
+            self.look() if before is None else None
+        for i in range(first, len(self.seen.ranks)):
+            self.seen.ranks[i] = self.decision.rank if self.decision is not None else len(self.seen.Q)
+        self.count(grown=grown, zero=zero, repeat=repeat and fresh,
+                   surprised=before is not None and before.gap_found)
+        return grown
+
+    def count(self, *, grown: bool, zero: bool, repeat: bool, surprised: bool) -> None:
+        if grown:
+            # Only a pause after which a gap was already in sight is a warning; before it, small steps are the rule.
+            self.pause = max(self.pause, self.stable) if surprised else self.pause
+            self.stable = self.repeats = self.null_moves = 0
+            self.null_change = 0.0
+        elif zero:
+            pass                                                # silence says nothing about the span
+        elif repeat:
+            self.repeats += 1
+            self.stable += self.repeats > ONE_PIECE // 2        # the network has one piece wherever we look
+        else:
+            self.stable += 1
+
+    def look(self) -> RankDecision:
+        decision, s, V = self.seen.decide()
+        self.decision, self.basis = decision, V[:decision.rank]
+        self.smallest = float(s[decision.rank - 1]) if decision.rank else 1.0
+        return decision
+
+    # Confirming
+
+    def move_away(self) -> None:
+        """Known points, moved far into the null space of the basis: if the span is complete, nothing changes there."""
+        wanted = NULL_MOVES if isinstance(self.oracle, ValueOracle) else 1
+        moves = [m for m in (self.stream.null_move(self.basis) for _ in range(wanted)) if m is not None]
+        if not moves:
+            self.take(self.stream.next())
+            return
+        bases, moved = torch.stack([b for b, _ in moves]), torch.stack([m for _, m in moves])   # (n, d) each
+        if isinstance(self.oracle, ValueOracle):
+            y = self.oracle(torch.cat([bases, moved])).double()                     # (2n, k)
+            if bool(self.changed(bases, moved, y).any()):
+                # Where the answer moved most, a gradient will show the missing direction.
+                worst = int((y[len(moves):] - y[:len(moves)]).abs().amax(1).argmax())
+                self.take(moved[worst])
+                return
+            self.stable += len(moves)
+            change = float((y[len(moves):] - y[:len(moves)]).abs().max())
+        else:
+            if self.take(moved[0], fresh=False):
+                return
+            before = next(v for p, v in zip(self.seen.points, self.seen.values, strict=True) if p is moves[0][0])
+            change = abs(self.seen.values[-1] - before)
+        self.null_moves += len(moves)
+        largest = max(map(abs, self.seen.values), default=0.0) or 1.0
+        self.null_change = max(self.null_change, change / largest)
+
+    def changed(self, bases: Tensor, moved: Tensor, y: Tensor) -> Tensor:
+        """(n,): the answer moved by more than the basis' own error and rounding explain."""
+        n = len(bases)
+        steep = max(float(row.norm()) for row in self.seen.rows)
+        # The basis is off by about noise / (smallest singular value kept): a move leaks that much of its length.
+        leak = 10 * self.seen.floor / self.smallest
+        allowed = leak * (moved - bases).norm(dim=1) * steep + 64 * self.eps * y.abs().max()
+        if self.differences is not None:
+            allowed = allowed + 2 * self.differences.quantum
+        beyond: Tensor = (y[n:] - y[:n]).abs().amax(1) > allowed
+        return beyond
+
+    def measure_noise(self) -> None:
+        """The same point again: what differs is noise."""
+        self.noise_known = True
+        if not self.stream.live:
+            return
+        x = self.stream.live[-1]
+        rows = [r for r, p in zip(self.seen.rows, self.seen.points, strict=True) if p is x]
+        for (again, _, _, _), row in zip(self.ask(x), rows, strict=False):
+            change = float((again - row).norm() / row.norm().clamp_min(1e-300))
+            self.seen.measured = max(self.seen.measured, change)

@@ -1,0 +1,64 @@
+"""What a search for the span has seen: every row, which of them count, and the rank they show."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foldline.span.rank import TAIL, RankDecision, decide_rank, singular
+
+
+class Seen:
+    """All rows so far, which of them are informative, and an orthonormal basis grown by Gram-Schmidt."""
+
+    def __init__(self, d: int, eps: float) -> None:
+        self.d, self.eps = d, eps
+        self.rows: list[Tensor] = []
+        self.values: list[float] = []
+        self.points: list[Tensor] = []
+        self.outputs: list[int] = []
+        self.ranks: list[int] = []
+        self.useful: list[int] = []                             # rows that are neither zero nor repeats
+        self.Q = torch.zeros(0, d, dtype=torch.float64)         # (r, d)
+        self.U = torch.zeros(0, d, dtype=torch.float64)         # the useful rows, unit length
+        self.noises: list[float] = []                           # relative error of each useful row
+        self.measured = 0.0                                     # from repeats or rounded answers
+
+    def add(self, x: Tensor, row: Tensor, value: float, output: int, noise: float) -> tuple[float, bool, bool]:
+        """(novelty: how much of the unit row lies outside the span so far, zero?, repeat?)"""
+        self.rows.append(row)
+        self.values.append(value)
+        self.points.append(x)
+        self.outputs.append(output)
+        self.ranks.append(self.ranks[-1] if self.ranks else 0)
+        norm = float(row.norm())
+        if norm == 0.0 or noise > 0.1:
+            return 0.0, True, False
+        noise = max(noise, 4 * self.eps)
+        u = row / norm
+        if len(self.U) and float((self.U - u).norm(dim=1).min()) <= 4 * noise:
+            return 0.0, False, True
+        self.useful.append(len(self.rows) - 1)
+        self.U = torch.cat([self.U, u[None]])
+        self.noises.append(noise)
+        v = u - self.Q.T @ (self.Q @ u)
+        v = v - self.Q.T @ (self.Q @ v)
+        novelty = float(v.norm())
+        if novelty > 4 * noise and len(self.Q) < self.d:
+            self.Q = torch.cat([self.Q, v[None] / novelty])
+        return novelty, False, False
+
+    @property
+    def typical(self) -> float:
+        return sorted(self.noises)[len(self.noises) // 2] if self.noises else 4 * self.eps
+
+    @property
+    def floor(self) -> float:
+        """Largest singular value that noise alone gives to len(U) weighted rows."""
+        return float(2 * max(self.typical, self.measured) * (1 + (len(self.U) / self.d) ** 0.5))
+
+    def decide(self, min_tail: int = TAIL) -> tuple[RankDecision, Tensor, Tensor]:
+        """Rows noisier than most are scaled down until their noise is like the others': scale does not move a span."""
+        weights = torch.tensor([min(1.0, self.typical / n) for n in self.noises], dtype=torch.float64)
+        s, V = singular(self.U * weights[:, None])
+        return decide_rank(s, floor=self.floor, min_tail=min_tail), s, V
