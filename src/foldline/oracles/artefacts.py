@@ -141,7 +141,9 @@ def sklearn_model(path: Path) -> Any:
         raise Missing("scikit-learn targets need skops: pip install 'foldline[skops]'.") from error
     if not path.is_file():
         raise BadFile(f"There is no file {path}.")
-    if path.open("rb").read(2) != b"PK":
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start != b"PK":
         raise BadFile(f"{path} is not a skops file; foldline loads no pickles. Write one with skops.io.dump.")
     try:
         unknown = get_untrusted_types(file=path)

@@ -223,7 +223,9 @@ def as_table(y: Any, rows: int) -> Tensor:
             y = torch.as_tensor(y)
         except (TypeError, ValueError, RuntimeError) as error:
             raise BadAnswer(f"The target answered a {type(y).__name__} where a tensor was expected.") from error
+    if y.is_complex() or y.is_quantized:
+        raise BadAnswer(f"The target answered {y.dtype}; real numbers or labels were expected.")
     if y.ndim == 0 or len(y) != rows:
         raise BadAnswer(f"The target answered shape {tuple(y.shape)} to {rows} rows; one answer per row was expected.")
-    table: Tensor = y.reshape(rows, -1)
+    table: Tensor = y.reshape(rows, -1 if y.numel() else math.prod(y.shape[1:]))
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -107,7 +108,7 @@ def parts_of(function: Any) -> list[Any]:
             parts += [*scope.nonlocals.values(), *scope.globals.values()]
     else:
         parts += vars(function).values() if hasattr(function, "__dict__") else ()
-        parts += getattr(function, "args", ()) if isinstance(getattr(function, "args", None), tuple) else ()
+        parts += [*function.args, *function.keywords.values()] if isinstance(function, functools.partial) else ()
         call = vars(type(function)).get("__call__")
         parts += [call] if inspect.isfunction(call) else []
     return [p for p in parts if isinstance(p, (nn.Module, Tensor)) or
