@@ -66,7 +66,7 @@ def test_each_fault_by_itself_ends_in_a_sentence_when_patience_ends(net, kind):
     with serving(faulty) as url:
         source = open_endpoint(url, "values", authorised=ME, timeout=0.1, attempts=2)
         faulty.rate = 1.0
-        with pytest.raises(TargetError, match="no usable reply to 5 rows in 2 attempts; the last: .+"):
+        with pytest.raises(TargetError, match=r"no usable reply to 5 rows in 2 attempts; the last: .+"):
             source.answer(torch.zeros(5, 12))
     assert (source.sent, source.lost, source.bill.refused) == (10, 10, 0)
 

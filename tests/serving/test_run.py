@@ -31,9 +31,16 @@ def closed(url: str) -> bool:
 
 def test_a_server_ends_with_its_block_even_if_the_block_fails(net):
     threads = threading.active_count()
-    with pytest.raises(RuntimeError, match="mine"), serving(make_app(net)) as url:
-        assert url.startswith("http://127.0.0.1:") and httpx.get(f"{url}/health").status_code == 200
-        raise RuntimeError("mine")
+    url = ""
+
+    def fails():
+        nonlocal url
+        with serving(make_app(net)) as url:
+            assert url.startswith("http://127.0.0.1:") and httpx.get(f"{url}/health").status_code == 200
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fails()
     assert closed(url) and threading.active_count() <= threads + 1      # anyio keeps one worker for a while
 
 
