@@ -5,8 +5,30 @@ from __future__ import annotations
 import torch
 
 from foldline.reports.document import (
-    Assumption, Cost, Curves, DefenceRow, Defences, Document, Evidence, Finding, Folds, Ledger, LedgerRow, Method,
-    Picture, PictureRow, Pictures, Reference, Reproduce, Run, Scores, Series, Severity, Spectrum, Status, Target,
+    Assumption,
+    Cost,
+    Curves,
+    DefenceRow,
+    Defences,
+    Document,
+    Evidence,
+    Finding,
+    Folds,
+    Ledger,
+    LedgerRow,
+    Method,
+    Picture,
+    PictureRow,
+    Pictures,
+    Reference,
+    Reproduce,
+    Run,
+    Scores,
+    Series,
+    Severity,
+    Spectrum,
+    Status,
+    Target,
 )
 from foldline.reports.pictures import png
 
@@ -67,7 +89,8 @@ def sample(text: str = "") -> Document:
                              Assumption(text="Pixels lie in [0, 1].", held=None),
                              Assumption(text="No noise in the answers.", held=False, measured="1e-3")],
                 fixes=["Do not serve raw gradients; serve top features only." + text, "Limit explanations to 25 each."],
-                references=refs, numbers={"recovered": 0.92}, figures=["hero", "reconstruct-scores"], method="reconstruct"),
+                references=refs, numbers={"recovered": 0.92}, figures=["hero", "reconstruct-scores"],
+                method="reconstruct"),
         Finding(id="extraction", title="The second model was copied exactly", state="shown", severity=Severity.high,
                 what="Every weight of the one-hidden-layer model was recovered.", evidence=[
                     Evidence(kind="certificate", text="Worst residual 2e-13 on 1,000 fresh probes.")],
@@ -92,8 +115,8 @@ def sample(text: str = "") -> Document:
                status=Status(ok=True, code="ok", message="Done."), figures=["imitate-curve"]),
     ]
     defences = [
-        DefenceRow(name="none", group="none", description="raw gradients", rows=70, rank=50, recovered=46, of=50, null=1,
-                   imitation=.93, accuracy=.96, output_change=0.0, explanation_change=0.0),
+        DefenceRow(name="none", group="none", description="raw gradients", rows=70, rank=50, recovered=46, of=50,
+                   null=1, imitation=.93, accuracy=.96, output_change=0.0, explanation_change=0.0),
         DefenceRow(name="round to 3 decimals" + text, group="answers", description="every number in the answer" + text,
                    rows=70, rank=41, recovered=12, of=50, null=1, imitation=.93, accuracy=.96, output_change=3e-4,
                    explanation_change=0.02),
@@ -109,7 +132,8 @@ def sample(text: str = "") -> Document:
         lead="The images were never sent to the attacker. Rounding does not stop it; serving no raw gradients does."
              + text,
         target=Target(name="demo:digits" + text, address="http://127.0.0.1/explain" + text,
-                      access=["values", "gradients" + text], dim=784, outputs=1, facts={"model" + text: "784-300-300-1"}),
+                      access=["values", "gradients" + text], dim=784, outputs=1,
+                      facts={"model" + text: "784-300-300-1"}),
         authorisation="The embedded demo attacks only itself." + text, findings=findings, methods=methods,
         figures=figures, ledger=Ledger(rows=[
             LedgerRow(stage="span" + text, subject="demo" + text, kind="explanations" + text, rows=70, money=.07),
@@ -117,7 +141,8 @@ def sample(text: str = "") -> Document:
             total=163, budget=5000, money=.16, money_budget=5.0, currency="EUR"),
         defences=Defences(rows=defences, advice=["Serve no raw gradients." + text], query_limit=25,
                           query_limit_why="Half of what the span needs." + text),
-        reproduce=Reproduce(command="foldline audit audit.yaml --seed 0" + text, seed=0, audit_file="target: demo" + text,
-                            audit_file_sha256="0" * 64, versions={"foldline": "0.1.0" + text}, threads=1),
+        reproduce=Reproduce(command="foldline audit audit.yaml --seed 0" + text, seed=0,
+                            audit_file="target: demo" + text, audit_file_sha256="0" * 64,
+                            versions={"foldline": "0.1.0" + text}, threads=1),
         run=Run(started="2026-11-15 22:00:00", finished="2026-11-15 22:03:00", seconds=180.2, machine="x86_64" + text,
                 rows_sent=163))

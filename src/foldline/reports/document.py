@@ -69,7 +69,7 @@ class Finding(Part):
     severity: Severity
     why_severity: str = ""
     what: str
-    limits: str = Field("", description="what was not shown at this budget; never a promise that nothing leaks")
+    limits: str = Field(default="", description="what was not shown at this budget; never a promise that nothing leaks")
     evidence: list[Evidence] = []
     cost: Cost
     assumptions: list[Assumption] = []
@@ -122,7 +122,7 @@ class Spectrum(FigurePart):
     values: list[float]
     rank: int
     floor: float | None = None
-    marks: dict[str, float] = Field({}, description="vertical lines worth naming, by position")
+    marks: dict[str, float] = Field(default={}, description="vertical lines worth naming, by position")
 
 
 class Curves(FigurePart):
@@ -203,7 +203,7 @@ class DefenceRow(Part):
     rank: int | None = None
     recovered: int | None = None
     of: int | None = None
-    null: int | None = Field(None, description="unseen images matched equally well: the same count by chance")
+    null: int | None = Field(default=None, description="unseen images matched equally well: the same count by chance")
     extraction_error: float | None = None
     extraction_rows: int | None = None
     imitation: float | None = None
@@ -259,8 +259,8 @@ class Document(Part):
     tool_version: str
     title: str
     headline: str = Field(description="one sentence for a reader who will read nothing else")
-    lead: str = Field("", description="two or three sentences more")
-    hero: str | None = Field(None, description="id of the first picture")
+    lead: str = Field(default="", description="two or three sentences more")
+    hero: str | None = Field(default=None, description="id of the first picture")
     target: Target
     authorisation: str
     complete: bool = True

@@ -24,7 +24,7 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 KEPT = {"fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-dashoffset", "stroke-linecap", "stroke-linejoin",
         "opacity", "fill-opacity", "stroke-opacity", "font-size", "text-anchor"}
-RC = {"svg.fonttype": "none", "text.parse_math": False, "font.size": 11, "font.family": "DejaVu Sans",
+RC: dict[str, Any] = {"svg.fonttype": "none", "text.parse_math": False, "font.size": 11, "font.family": "DejaVu Sans",
       "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": INK,
       "axes.linewidth": 0.8, "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK,
       "ytick.labelcolor": INK, "text.color": INK, "axes.unicode_minus": True, "axes.grid": True, "grid.color": GRID,
@@ -33,13 +33,13 @@ RC = {"svg.fonttype": "none", "text.parse_math": False, "font.size": 11, "font.f
 
 def draw(figure: Any) -> str:
     """The SVG of one figure of the report; pictures are not drawn here, the page shows them as images."""
-    painter = {"spectrum": spectrum, "curves": curves, "folds": folds, "scores": scores}[figure.kind]
+    painters: dict[str, Any] = {"spectrum": spectrum, "curves": curves, "folds": folds, "scores": scores}
     import matplotlib
     from matplotlib.figure import Figure as Canvas
-    with matplotlib.rc_context({**RC, "svg.hashsalt": figure.id}):
+    settings: Any = {**RC, "svg.hashsalt": figure.id}
+    with matplotlib.rc_context(settings):
         canvas = Canvas(figsize=(5.8, 3.3), layout="constrained")
-        axes = canvas.add_subplot()
-        painter(figure, axes)
+        painters[figure.kind](figure, canvas.add_subplot())
         out = io.StringIO()
         canvas.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None,
                                                                       "Type": None})
@@ -60,18 +60,18 @@ def spectrum(figure: Spectrum, axes: Any) -> None:
         axes.axhline(figure.floor, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, label="noise floor")
     for name, at in figure.marks.items():
         axes.axvline(at, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
-        axes.annotate(name, (at, 0.99), xycoords=("data", "axes fraction"), xytext=(-4, 0),
-                      textcoords="offset points", ha="right", va="top", color=INK)
+        axes.annotate(name, (at, 0.0), xycoords=("data", "axes fraction"), xytext=(-4, 4),
+                      textcoords="offset points", ha="right", va="bottom", color=INK)
     logarithmic(axes, "y")
     axes.set_xlabel("direction, strongest first")
     axes.set_ylabel("singular value")
-    axes.legend(loc="lower left")
+    axes.legend(loc="upper right")
 
 
 def curves(figure: Curves, axes: Any) -> None:
     for i, s in enumerate(figure.series):
-        x, y = zip(*[(a, b) for a, b in zip(s.x, s.y, strict=True) if b is not None and math.isfinite(b)] or [((), ())],
-                   strict=True)
+        points = [(a, b) for a, b in zip(s.x, s.y, strict=True) if b is not None and math.isfinite(b)]
+        x, y = [a for a, _ in points], [b for _, b in points]
         colour = CYCLE[i % 4]
         line = {"line": DASHES[i % 4], "points": "none", "step": DASHES[i % 4], "dashed": (0, (4, 3))}[s.style]
         marker = MARKERS[i % 4] if s.style == "points" or len(x) <= 20 else None

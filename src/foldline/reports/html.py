@@ -20,7 +20,8 @@ from foldline.reports.figures import draw
 
 STATES = {"shown": "shown", "not-shown": "not shown at this budget", "incomplete": "incomplete"}
 EVIDENCE = {"certificate": "Certificate:", "null": "Null:", "interval": "Interval:", "measurement": "Measured:"}
-GROUPS = {"none": "As it is", "answers": "Answers changed", "access": "Access limited", "training": "Trained differently"}
+GROUPS = {"none": "As it is", "answers": "Answers changed", "access": "Access limited",
+          "training": "Trained differently"}
 
 
 def render_html(document: Document, *, redact: bool = False) -> str:

@@ -1,0 +1,1 @@
+"""From an audit file to findings: what a target gives away to the access it grants."""

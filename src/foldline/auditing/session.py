@@ -1,0 +1,227 @@
+"""One audit under way: metered oracles over a transcript, named random streams, and stages that survive a kill.
+
+A finished stage is one JSON file in the run folder. After a kill, finished stages are read back, and what a later
+stage needs of an earlier one (a span, say) is computed again from the transcript without asking the target anything.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from foldline.auditing.spec import AuditFile
+from foldline.auditing.subjects import KINDS, Subject
+from foldline.errors import BudgetExhausted, FoldlineError, Stopped
+from foldline.oracles.ledger import Ledger
+from foldline.oracles.protocols import GradientOracle, LabelOracle, Oracle, Source, ValueOracle
+from foldline.oracles.transcript import Run, Transcript
+from foldline.randomness import Streams, generator
+from foldline.reports.document import DefenceRow, Figure, Finding, LedgerRow, Method, Part
+from foldline.reports.document import Status as PlainStatus
+from foldline.results import Progress, Status, silent
+
+FACES: dict[str, type[Oracle]] = {"values": ValueOracle, "gradients": GradientOracle, "labels": LabelOracle}
+ASKED = {"values": "values", "gradients": "explanations", "labels": "labels"}
+
+
+class Outcome(Part):
+    """What a stage leaves behind; severity is decided when the report is put together."""
+
+    method: Method
+    findings: list[Finding] = Field(default_factory=list)
+    figures: list[Figure] = Field(default_factory=list)
+    ledger: list[LedgerRow] = Field(default_factory=list)
+    budget_before: int | None = None
+    row: DefenceRow | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    rows: int
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`attack` asks and never sees the owner's data; `tell` judges its result and puts it into words and figures."""
+
+    name: str
+    title: str
+    subject: str                                            # which of the session's subjects
+    estimate: Callable[[Session], Estimate]
+    attack: Callable[[Session], Any]
+    tell: Callable[[Session, Any], Outcome]
+
+
+class OutOfTime:
+    """A source that stops asking when the audit's time is over."""
+
+    def __init__(self, source: Source, deadline: float | None) -> None:
+        self.source, self.deadline = source, deadline
+        self.kind, self.dim, self.dtype, self.box = source.kind, source.dim, source.dtype, source.box
+
+    @property
+    def width(self) -> int | None:
+        return self.source.width
+
+    def answer(self, x: Tensor) -> Tensor:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise Stopped("The audit's budget of seconds is used up; nothing more was asked.")
+        return self.source.answer(x)
+
+
+@dataclass
+class Session:
+    audit: AuditFile
+    subjects: Mapping[str, Subject]
+    run: Run | None
+    budget: int | None = None
+    deadline: float | None = None
+    progress: Progress = silent
+    results: dict[str, Any] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    stages: dict[str, Stage] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    replaying: Ledger | None = None
+    asked: dict[tuple[str, str], int] = field(default_factory=dict)
+    current: str = ""
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.budget)
+        self.streams = Streams(generator(self.audit.seed))
+
+    def rng(self, name: str) -> torch.Generator:
+        return self.streams(name)
+
+    @property
+    def main(self) -> Subject:
+        return self.subjects["main"]
+
+    def dim(self, subject: str = "main") -> int:
+        chosen = self.subjects[subject]
+        return chosen.open(KINDS[next(a for a in chosen.access if a in KINDS)]).dim
+
+    def oracle(self, access: str, subject: str = "main") -> Any:
+        """A metered oracle for the stage that runs now; its answers are kept under the stage's name."""
+        kind = KINDS[access]
+        source = OutOfTime(self.subjects[subject].open(kind), self.deadline)
+        assert self.run is not None
+        kept = Transcript(source, self.run, f"{self.current}/{subject}/{kind}")
+        ledger = self.replaying if self.replaying is not None else self.ledger
+        return FACES[access](kept, Counted(ledger, self.asked, (subject, access)))
+
+    def oracle_over(self, subject: Subject, access: str, purpose: str, *, billed: bool, budget: int | None) -> Any:
+        """An oracle over a subject of a stage's own making, such as the target behind a defence.
+
+        What is not billed is the owner's own copy: its answers cost nothing and are not kept.
+        """
+        source: Source = OutOfTime(subject.open(KINDS[access]), self.deadline)
+        if not billed:
+            return FACES[access](source, Ledger(budget))
+        assert self.run is not None
+        kept = Transcript(source, self.run, f"{self.current}/{purpose}/{KINDS[access]}")
+        ledger = self.replaying if self.replaying is not None else self.ledger
+        if budget is not None and (ledger.remaining is None or ledger.remaining > budget):
+            ledger = Capped(ledger, budget)
+        return FACES[access](kept, Counted(ledger, self.asked, ("main", access)))
+
+    def result(self, name: str) -> Any:
+        """What a stage's attack found; computed once per process."""
+        if name not in self.results:
+            before, replaying, asked = self.current, self.replaying, self.asked
+            if name in self.outcomes:                       # finished in an earlier life: its answers are all kept
+                self.replaying, self.asked = Ledger(self.outcomes[name].budget_before), {}
+            self.current = name
+            try:
+                self.results[name] = self.stages[name].attack(self)
+            finally:
+                self.current, self.replaying, self.asked = before, replaying, asked
+        return self.results[name]
+
+    def perform(self, stage: Stage) -> Outcome:
+        assert self.run is not None
+        path = self.run.folder / "stages" / f"{stage.name}.json"
+        self.stages[stage.name] = stage
+        if path.exists():
+            outcome = Outcome.model_validate_json(path.read_text("utf-8"))
+            self.ledger.charge(sum(r.rows for r in outcome.ledger))
+            self.outcomes[stage.name] = outcome
+            return outcome
+        started, budget_before = time.monotonic(), self.ledger.remaining
+        self.asked = {}
+        result = self.result(stage.name)
+        outcome = stage.tell(self, result)
+        price = {name: s.price for name, s in self.subjects.items()}
+        rows = [LedgerRow(stage=stage.title, subject=self.subjects[s].name, kind=ASKED[a], rows=n,
+                          money=n * price[s] if self.priced else None) for (s, a), n in self.asked.items()]
+        outcome = outcome.model_copy(update={"ledger": rows, "budget_before": budget_before})
+        self.seconds[stage.name] = time.monotonic() - started
+        write_whole(path, outcome.model_dump_json(indent=1))
+        self.outcomes[stage.name] = outcome
+        return outcome
+
+    @property
+    def priced(self) -> bool:
+        return any(s.price > 0 for s in self.subjects.values())
+
+
+class Counted(Ledger):
+    """The audit's ledger, seen by one oracle: charges the whole, and remembers who asked what."""
+
+    def __init__(self, whole: Ledger, asked: dict[tuple[str, str], int], who: tuple[str, str]) -> None:
+        super().__init__(whole.remaining)
+        self.whole, self.asked, self.who = whole, asked, who
+
+    @property
+    def remaining(self) -> int | None:
+        return self.whole.remaining
+
+    def charge(self, rows: int) -> None:
+        self.whole.charge(rows)
+        self._used += rows
+        self.asked[self.who] = self.asked.get(self.who, 0) + rows
+
+
+class Capped(Ledger):
+    """A part of another ledger."""
+
+    def __init__(self, whole: Ledger, budget: int) -> None:
+        super().__init__(budget)
+        self.whole = whole
+
+    def charge(self, rows: int) -> None:
+        if self.budget is not None and self._used + rows > self.budget:
+            raise BudgetExhausted(rows, self._used, self.budget)
+        self.whole.charge(rows)
+        self._used += rows
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All of the file or none of it, also when the machine stops in between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def plain_status(status: Status) -> PlainStatus:
+    return PlainStatus(ok=status.ok, code=status.code, message=status.message, notes=list(status.notes))
+
+
+def failed(stage: Stage, error: FoldlineError) -> Outcome:
+    """A stage that could not be carried out is part of the report, not the end of the audit."""
+    code = {"Stopped": "time", "BudgetExhausted": "budget"}.get(type(error).__name__, "failed")
+    status = PlainStatus(ok=False, code=code, message=str(error))
+    return Outcome(method=Method(id=stage.name, title=stage.title, explains="", status=status, rows=0))

@@ -1,0 +1,210 @@
+"""The audit file: what may be attacked, how far, and what counts as bad. Every mistake in it is named with its line.
+
+    version: 1
+    name: our digit API
+    target: http:digits.yaml          # any target string
+    authorised: "Jane Doe, owner of the API, ticket 123"
+    access: [values, gradients]       # what an attacker gets; left out: all that the target answers
+    budget: {queries: 5000, seconds: 600, money: 2.50, currency: EUR}
+    methods: [span, reconstruct, imitate]                 # left out: all that the access allows
+    reference: {train: train.npz, unseen: unseen.npz, image_shape: [28, 28]}
+    defences: [round-3, noise-0.01, label-only]
+    severity:
+      - {finding: training-data, metric: recovered, at_least: 0.5, severity: high}
+    fail_on: high
+    seed: 0
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from foldline.errors import BadFile, BadSpec
+from foldline.reports.document import Severity
+
+Access = Literal["values", "gradients", "labels", "weights"]
+MethodName = Literal["span", "reconstruct", "imitate", "obfuscate", "extract", "weights"]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+METRICS: dict[str, tuple[str, ...]] = {
+    "training-data": ("recovered", "count", "excess"),
+    "training-data-weights": ("recovered", "count", "excess"),
+    "span": ("rank", "fraction_of_input"),
+    "imitation": ("agreement", "gain"),
+    "obfuscation": ("same_answer",),
+    "extraction": ("exact", "worst_error"),
+}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class Budget(Strict):
+    """Whatever runs out first stops the audit; what was found until then is reported."""
+
+    queries: Count | None = None
+    seconds: Positive | None = None
+    money: Positive | None = None
+    currency: str = Field(default="EUR", max_length=8)
+
+
+class Reference(Strict):
+    """The owner's own data, for scoring only: no attack sees it, except `inputs`, which the attacker may have."""
+
+    train: Path | None = Field(default=None, description="npz or safetensors, x (n, d): what it was trained on")
+    unseen: Path | None = Field(default=None, description="the same form: the same kind, not trained on")
+    inputs: Path | None = Field(default=None, description="inputs an attacker could have, for students and obfuscation")
+    image_shape: tuple[Annotated[int, Field(gt=0)], ...] | None = None
+    mean: float | None = Field(default=None, description="what inputs are centred by, if an attacker knows")
+    box: tuple[float, float] = (0.0, 1.0)
+
+    @model_validator(mode="after")
+    def makes_sense(self) -> Self:
+        if self.image_shape is not None and len(self.image_shape) not in (2, 3):
+            raise ValueError("image_shape is [height, width] or [height, width, colours]")
+        if (self.train is None) != (self.unseen is None):
+            raise ValueError("train and unseen belong together: without unseen samples there is no null")
+        if not self.box[0] < self.box[1]:
+            raise ValueError("box is [low, high] with low < high")
+        return self
+
+
+class SeverityRule(Strict):
+    """The first rule whose metric lies in its range decides; rules of the file come before the built-in ones."""
+
+    finding: str
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+    severity: Severity
+
+    @model_validator(mode="after")
+    def makes_sense(self) -> Self:
+        if self.finding not in METRICS:
+            raise ValueError(f"there is no finding {self.finding!r}; there are {', '.join(METRICS)}")
+        if self.metric not in METRICS[self.finding]:
+            raise ValueError(f"the finding {self.finding} has no metric {self.metric!r}, only "
+                             f"{', '.join(METRICS[self.finding])}")
+        if self.at_least is None and self.at_most is None:
+            raise ValueError("a rule needs at_least, at_most or both")
+        return self
+
+
+class AuditFile(Strict):
+    version: Literal[1]
+    name: str = Field(default="audit", min_length=1, max_length=200)
+    target: str = Field(min_length=1)
+    output: Count = 0
+    authorised: str | None = Field(default=None, max_length=1000)
+    access: tuple[Access, ...] | None = None
+    budget: Budget = Budget()
+    price_per_query: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    methods: tuple[MethodName, ...] | None = None
+    reference: Reference = Reference()
+    students: tuple[Annotated[int, Field(gt=0)], ...] = Field(default=(10,), description="sizes of imitation, in rows")
+    defences: tuple[str, ...] = ()
+    severity: tuple[SeverityRule, ...] = ()
+    fail_on: Severity | None = None
+    redact: bool = False
+    seed: int = Field(default=0, ge=0, lt=2**62)
+
+    @model_validator(mode="after")
+    def makes_sense(self) -> Self:
+        for field in ("access", "methods", "defences"):
+            found = getattr(self, field)
+            if found is not None and len(set(found)) < len(found):
+                raise ValueError(f"{field} names something twice")
+        if self.access is not None and not self.access:
+            raise ValueError("access is empty: say what the attacker gets, or leave it out")
+        if self.budget.money is not None and self.price_per_query is None and not self.target.startswith("http:"):
+            raise ValueError("a budget in money needs price_per_query, here or in the target's own description")
+        from foldline.auditing.defences import DEFENCES
+        for name in self.defences:
+            if name not in DEFENCES:
+                raise ValueError(f"there is no defence {name!r}; there are {', '.join(DEFENCES)}")
+        return self
+
+    def digest(self) -> str:
+        """What a run folder belongs to: anything that changes an answer changes it."""
+        kept = self.model_dump_json(exclude={"fail_on", "redact"})
+        return hashlib.sha256(kept.encode()).hexdigest()
+
+
+def read_audit_file(path: str | Path) -> tuple[AuditFile, str]:
+    """The audit and its text. Paths in it are taken from the folder of the file."""
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(f"The audit file {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    return parse_audit_file(text, str(path), path.parent), text
+
+
+def parse_audit_file(text: str, name: str, folder: Path) -> AuditFile:
+    from foldline.oracles.endpoint_spec import line_of
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise BadSpec(f"{name}{where}: not YAML: {getattr(error, 'problem', None) or error}.") from error
+    if not isinstance(found, dict):
+        raise BadSpec(f"{name}, line 1: an audit file is a mapping (version: 1, target: ...), "
+                      f"not {type(found).__name__}.")
+    if twice := repeated_key(root):
+        raise BadSpec(f"{name}, line {twice[1]}: {twice[0]} is said twice; YAML would silently take the last.")
+    try:
+        return rooted(AuditFile.model_validate(found), folder)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False, include_input=False, include_context=False):
+            loc = problem["loc"]
+            where = ".".join(str(p) for p in loc) or "the audit file"
+            lines.append(f"{name}, line {line_of(root, loc)}: {where}: {sentence(problem, loc)}.")
+        raise BadSpec("\n".join(lines)) from error
+
+
+def sentence(problem: Any, loc: tuple[str | int, ...]) -> str:
+    message = str(problem["msg"]).removeprefix("Value error, ").rstrip(".")
+    if problem["type"] == "extra_forbidden":
+        from difflib import get_close_matches
+        parts: dict[str, Any] = {"budget": Budget, "reference": Reference, "severity": SeverityRule}
+        fields = parts.get(str(loc[0]), AuditFile).model_fields if len(loc) > 1 else AuditFile.model_fields
+        near = get_close_matches(str(loc[-1]), fields, 1)
+        message = f"there is no such field{f'; did you mean {near[0]}?' if near else ''}".rstrip("?")
+    return message
+
+
+def repeated_key(node: yaml.Node | None) -> tuple[str, int] | None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                return str(key.value), key.start_mark.line + 1
+            seen.add(key.value)
+            if found := repeated_key(value):
+                return found
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            if found := repeated_key(item):
+                return found
+    return None
+
+
+def rooted(audit: AuditFile, folder: Path) -> AuditFile:
+    """Relative paths are meant from the audit file's own folder."""
+    changes = {k: folder / p for k in ("train", "unseen", "inputs") if (p := getattr(audit.reference, k)) is not None}
+    audit = audit.model_copy(update={"reference": audit.reference.model_copy(update=changes)})
+    scheme, colon, rest = audit.target.partition(":")
+    if colon and scheme in ("http", "weights", "onnx", "sklearn") and not rest.startswith("//") \
+            and not Path(rest).is_absolute():
+        audit = audit.model_copy(update={"target": f"{scheme}:{folder / rest}"})
+    return audit

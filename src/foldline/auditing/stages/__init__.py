@@ -1,0 +1,1 @@
+"""One file per method: what it asks, and how its result is told."""

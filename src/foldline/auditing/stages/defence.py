@@ -1,0 +1,246 @@
+"""One defence: what the attacks still get behind it, and what it costs honest users.
+
+Where the owner's own model is at hand (the demo, or weights access), defences are tried on it, in this process and
+through the same wrappers that `foldline serve` switches on; nothing of that is billed. Otherwise the target's answers
+are changed on their way to the attack, which asks the target again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foldline.auditing.defences import Defence
+from foldline.auditing.judging import judge
+from foldline.auditing.session import Estimate, Outcome, Session, Stage
+from foldline.auditing.subjects import Subject
+from foldline.errors import BadSpec, FoldlineError
+from foldline.oracles.local import source_of
+from foldline.oracles.protocols import Kind, Source
+from foldline.reports.document import DefenceRow, Defences, Method
+from foldline.reports.document import Status as PlainStatus
+
+HONEST = 200            # inputs on which honest users' loss is measured
+UNBILLED = ("copy",)
+
+
+@dataclass(frozen=True, eq=False)
+class Leak:
+    """What was got behind one defence."""
+
+    span: Any | None = None
+    samples: Tensor | None = None
+    extraction: Any | None = None
+    honest: tuple[Tensor, Tensor | None] | None = None      # values (n,), explanations (n, d) on honest inputs
+    plain: tuple[Tensor, Tensor | None] | None = None       # the same without the defence
+    owner: Subject | None = None                            # whose training set counts
+    remark: str = ""
+
+
+def baseline() -> Stage:
+    return stage(Defence("none", "answers", "no defence", "raw answers"))
+
+
+def stage(defence: Defence) -> Stage:
+    return Stage(f"defence-{defence.name}", f"Defence: {defence.title}", "copy",
+                 lambda session: estimate(session, defence), lambda session: attack(session, defence),
+                 lambda session, leak: tell(session, defence, leak))
+
+
+def estimate(session: Session, defence: Defence) -> Estimate:
+    seconds = {"training": 12.0, "answers": 6.0, "access": 4.0}[defence.group]
+    if "copy" in session.subjects or session.main.module is not None:
+        return Estimate(0, seconds, "on the owner's own copy, not billed")
+    return Estimate(2 * HONEST + 120, seconds, "asks the target again")
+
+
+def owners_model(session: Session, defence: Defence) -> Subject:
+    """The subject the defence is tried on: the owner's copy where there is one."""
+    if defence.group == "training":
+        if "copy" not in session.subjects:
+            raise BadSpec(f"The defence {defence.name} retrains the model, which needs its recipe: it is tried on the "
+                          f"embedded demo only.")
+        from foldline.auditing.demo import victim
+        assert session.run is not None
+        return victim(defence.name, session.audit.seed, Path(session.run.folder), session.progress)
+    return session.subjects.get("copy", session.main)
+
+
+def attack(session: Session, defence: Defence) -> Leak:
+    import foldline as fl
+    subject = owners_model(session, defence)
+    x = subject.owner.test[:HONEST] if subject.owner is not None and subject.owner.test is not None else \
+        subject.known.inputs[:HONEST] if subject.known.inputs is not None else None
+    bare = subject
+    scale = 1.0
+    plain = None
+    if x is not None:
+        plain = answers(session, bare, x, "plain")
+        scale = float(plain[1].abs().amax(1).median()) if plain[1] is not None else 1.0
+    defended = behind(subject, defence, scale)
+    honest = answers(session, defended, x, "honest") if x is not None and plain is not None else None
+    if "gradients" not in defended.access:
+        return Leak(honest=honest, plain=plain, owner=subject,
+                    remark="no explanations and no values to take a span from" if "values" not in defended.access
+                    else "no explanations")
+    budget = None
+    if defence.budget_share is not None:
+        budget = max(1, int(defence.budget_share * session.result("span").queries))
+    oracle = open_oracle(session, defended, "gradients", "span", budget)
+    span = fl.recover_span(oracle, rng=session.rng("span"), progress=session.progress)
+    samples, remark = None, "" if span.status.ok else span.status.message
+    if 0 < span.rank < oracle.dim:
+        try:
+            known = subject.known
+            found = fl.reconstruct_from_span(span, rng=session.rng("reconstruct"), image_shape=known.image_shape,
+                                             mean=known.mean, box=known.box)
+            samples = found.samples
+        except FoldlineError as error:
+            remark = str(error)
+    extraction = None
+    if "small" in session.subjects and defence.group == "answers":
+        extraction = extract_behind(session, defence)
+    return Leak(span, samples, extraction, honest, plain, subject, remark)
+
+
+def extract_behind(session: Session, defence: Defence) -> Any:
+    """The one-hidden-layer victim behind the same defence, on the owner's own copy."""
+    import foldline as fl
+    from foldline.auditing.demo import victim
+    assert session.run is not None
+    small = victim("small", session.audit.seed, Path(session.run.folder))
+    x = small.known.inputs
+    assert x is not None
+    gradients = answers(session, small, x[:HONEST], "small")[1]
+    assert gradients is not None
+    defended = behind(small, defence, float(gradients.abs().amax(1).median()))
+    return fl.extract_from_gradients(open_oracle(session, defended, "gradients", "extract", None),
+                                     rng=session.rng("extract"), max_queries=1000)
+
+
+def behind(subject: Subject, defence: Defence, scale: float) -> Subject:
+    """The subject as a client sees it when the defence is on."""
+    from foldline.serving.steady import Steady
+    from foldline.serving.switching import defended, explained
+    from foldline.serving.victim import Switches
+    settings: dict[str, Any] = {**defence.switches, **{k: v * scale for k, v in defence.relative.items()}}
+    switches = Switches(**settings)
+    if switches.smoothgrad and subject.module is None:
+        raise BadSpec("SmoothGrad over somebody's gradients would ask 50 rows for one: it is tried where the model's "
+                      "weights are at hand.")
+
+    def opened(kind: Kind) -> Source:
+        source: Source = subject.open(kind)
+        if defence.box:
+            source = source_of(subject.module, kind, box=subject.known.box) if subject.module is not None else source
+        steady = Steady(source) if subject.module is not None else source
+        if kind == "gradient" and switches.smoothgrad:
+            steady = explained(Steady(source), "smoothgrad", 0)
+        return defended(steady, switches)
+
+    access = ("labels",) if switches.top_label else subject.access
+    return replace(subject, open=opened, access=access)
+
+
+def open_oracle(session: Session, subject: Subject, access: str, purpose: str, budget: int | None) -> Any:
+    """An oracle over the owner's copy (free), or over the target itself (billed)."""
+    return session.oracle_over(subject, access, purpose, billed=subject.module is None, budget=budget)
+
+
+def answers(session: Session, subject: Subject, x: Tensor, purpose: str) -> tuple[Tensor, Tensor | None]:
+    """Values (n,) and, where there are any, explanations (n, d); labels stand in for values behind label-only."""
+    if "values" in subject.access:
+        values = open_oracle(session, subject, "values", purpose, None)(x).double()[:, session.audit.output]
+    elif "labels" in subject.access:
+        values = open_oracle(session, subject, "labels", purpose, None)(x).double() - 0.5
+    else:
+        values = open_oracle(session, subject, "gradients", purpose, None)(x)[0].double()
+    if "gradients" not in subject.access:
+        return values, None
+    return values, open_oracle(session, subject, "gradients", f"{purpose} explained", None)(x)[1].double()
+
+
+def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
+    owner = leak.owner.owner if leak.owner is not None else None
+    row: dict[str, Any] = {"name": defence.title, "description": defence.description, "status": leak.remark,
+                           "group": "none" if defence.name == "none" else defence.group}
+    if leak.span is not None:
+        row |= {"rows": leak.span.queries, "rank": leak.span.rank}
+    if owner is not None:
+        row["of"] = len(owner.train)
+        if leak.samples is not None and len(leak.samples):
+            verdict = judge(leak.samples, owner)
+            row |= {"recovered": verdict.count, "null": verdict.null_count}
+        elif leak.span is not None:
+            row |= {"recovered": 0}
+    if leak.extraction is not None:
+        row |= {"extraction_rows": leak.extraction.queries,
+                "extraction_error": leak.extraction.certificate.worst if leak.extraction.status.ok else None}
+        if not leak.extraction.status.ok:
+            row["status"] = " ".join(filter(None, [row["status"], f"No exact copy: {leak.extraction.status.code}."]))
+    row |= honest_numbers(session, leak)
+    method = Method(id=f"defence-{defence.name}", title=defence.title, explains=defence.description, rows=0,
+                    status=PlainStatus(ok=True, code="ok", message=leak.remark or "Done."))
+    return Outcome(method=method, row=DefenceRow.model_validate(row))
+
+
+def honest_numbers(session: Session, leak: Leak) -> dict[str, float | None]:
+    if leak.honest is None or leak.plain is None:
+        return {}
+    (y, e), (y0, e0) = leak.honest, leak.plain
+    found: dict[str, float | None] = {}
+    spread = float(y0.std()) or 1.0
+    owner = leak.owner.owner if leak.owner is not None else None
+    if owner is not None and owner.test_labels is not None:
+        found["accuracy"] = float(((y >= 0).long() == owner.test_labels[:len(y)]).double().mean())
+    if leak.owner is not None and "values" in leak.owner.access and y.unique().numel() > 2:
+        found["output_change"] = float((y - y0).abs().mean()) / spread
+    if e is not None and e0 is not None:
+        found["explanation_change"] = float(1 - torch.nn.functional.cosine_similarity(e, e0, dim=1).mean())
+    return found
+
+
+def summary(session: Session, outcomes: list[Outcome]) -> Defences:
+    rows = [o.row for o in outcomes if o.row is not None]
+    if not rows:
+        return Defences()
+    none = next((r for r in rows if r.group == "none"), None)
+    advice = advise(rows, none)
+    limit, why = query_limit(session, none)
+    return Defences(rows=rows, advice=advice, query_limit=limit, query_limit_why=why)
+
+
+def advise(rows: list[DefenceRow], none: DefenceRow | None) -> list[str]:
+    if none is None or not none.recovered:
+        return []
+    before = none.recovered
+    said = []
+    stops = [r for r in rows if r.group != "none" and r.recovered is not None and r.recovered <= max(1, r.null or 0)]
+    fails = [r for r in rows if r.group != "none" and r.recovered is not None and r.recovered >= before / 2]
+    if stops:
+        said.append("No more than chance was recovered behind: " + "; ".join(r.name for r in stops) + ". These attacks "
+                    "at this budget; a stronger one may get further.")
+    if fails:
+        said.append("Half or more of what was recovered without a defence still was behind: "
+                    + "; ".join(r.name for r in fails) + ".")
+    return said
+
+
+def query_limit(session: Session, none: DefenceRow | None) -> tuple[int | None, str]:
+    """Half of what the span took: measured on this model, for these attacks."""
+    span = session.outcomes.get("span")
+    if span is None or not span.method.status.ok or none is None:
+        return None, ""
+    rows = span.method.rows
+    half = max(1, rows // 2)
+    return half, (f"The span of the training data took {rows} rows, a student {student_rows(session)}; half of the "
+                  f"span's count is proposed. Several clients who work together count as one.")
+
+
+def student_rows(session: Session) -> str:
+    found = session.outcomes.get("imitate")
+    return str(found.method.rows) if found is not None and found.method.rows else "was not tried"

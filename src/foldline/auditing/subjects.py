@@ -1,0 +1,123 @@
+"""What is attacked: a model behind some access, and apart from it what only its owner knows.
+
+A stage gets oracles from `Subject.open`; `owner` is read by the judge when the attack is over, never before.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foldline.auditing.spec import Access, AuditFile
+from foldline.errors import BadFile, BadSpec, FoldlineError
+from foldline.oracles.protocols import Box, Kind, Source
+
+KINDS: dict[str, Kind] = {"values": "values", "gradients": "gradient", "labels": "labels"}
+ROW_NAMES = ("x", "x_train", "x_unseen", "rows")
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What an attacker may know beforehand."""
+
+    image_shape: tuple[int, ...] | None = None
+    mean: float | None = None
+    box: Box = (0.0, 1.0)
+    inputs: Tensor | None = None        # (n, d) inputs of the kind the model was made for
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """For scoring: the training rows, as many unseen ones, and labelled inputs for what honest users see."""
+
+    train: Tensor                       # (n, d) float64, in the coordinates of the queries
+    unseen: Tensor
+    test: Tensor | None = None
+    test_labels: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    name: str
+    address: str                        # as the report shows it: no secrets, no port that changes
+    access: tuple[Access, ...]
+    open: Callable[[Kind], Source]
+    known: Known = field(default_factory=Known)
+    owner: Owner | None = None
+    module: nn.Module | None = None     # only where the access includes the weights, or the owner tries defences
+    facts: dict[str, str] = field(default_factory=dict)
+    price: float = 0.0
+
+
+def subject_of(audit: AuditFile) -> Subject:
+    """The audit file's own target."""
+    from foldline.oracles.targets import open_target, parse_target, target_module
+    scheme, _ = parse_target(audit.target)
+    reference = audit.reference
+
+    def opened(kind: Kind) -> Source:
+        return open_target(audit.target, kind, output=audit.output)
+
+    remote = scheme in ("http", "https")
+    module = None if remote or scheme in ("onnx", "sklearn") else target_module(audit.target)
+    possible: list[Access] = []
+    price = audit.price_per_query or 0.0
+    dim: int | None = None
+    refusals = []
+    for name in ("values", "gradients", "labels"):
+        try:
+            source = opened(KINDS[name])
+        except (FoldlineError, ValueError) as error:
+            if (audit.access and name in audit.access) or (isinstance(error, FoldlineError) and error.exit_code == 3):
+                raise
+            refusals.append(str(error))
+            continue
+        dim, price = source.dim, audit.price_per_query or float(getattr(source, "price_per_query", 0.0))
+        possible.append(name)
+    if dim is None:
+        raise BadSpec(f"The target {audit.target} answers nothing that can be asked: {' '.join(refusals)}")
+    if module is not None:
+        possible.append("weights")
+    if audit.access is not None:
+        for name in audit.access:
+            if name not in possible:
+                raise BadSpec(f"access names {name}, which the target {audit.target} does not give.")
+    access = tuple(a for a in possible if audit.access is None or a in audit.access)
+    inputs = None if reference.inputs is None else read_rows(reference.inputs, dim)
+    owner = None
+    if reference.train is not None and reference.unseen is not None:
+        owner = Owner(read_rows(reference.train, dim, ("x_train", *ROW_NAMES)),
+                      read_rows(reference.unseen, dim, ("x_unseen", *ROW_NAMES)), test=inputs)
+    known = Known(reference.image_shape, reference.mean, reference.box, inputs)
+    return Subject(audit.name, audit.target, access, opened, known, owner, module,
+                   facts={"inputs": str(dim)}, price=price)
+
+
+def read_rows(path: Path, dim: int, names: tuple[str, ...] = ROW_NAMES) -> Tensor:
+    """(n, d) float64 out of an npz or safetensors file: the array of the first of `names` it has, or its only one."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+            arrays = dict(load_file(path))
+        else:
+            with np.load(path, allow_pickle=False) as z:
+                arrays = {k: torch.from_numpy(z[k]) for k in z.files}
+    except FileNotFoundError as error:
+        raise BadFile(f"There is no file {path}.") from error
+    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError) as error:
+        raise BadFile(f"{path} cannot be read as npz or safetensors: {error}.") from error
+    found = next((arrays[n] for n in names if n in arrays), next(iter(arrays.values())) if len(arrays) == 1 else None)
+    if found is None:
+        raise BadFile(f"{path} has the arrays {', '.join(arrays)}; rows are expected under x.")
+    x = found.double().reshape(len(found), -1) if found.ndim >= 2 else found.double().reshape(0, 0)
+    if x.shape[1] != dim or not len(x):
+        raise BadFile(f"{path} holds an array of shape {tuple(found.shape)}; the target takes rows of {dim} numbers.")
+    if not x.isfinite().all():
+        raise BadFile(f"{path} holds NaN or infinite numbers.")
+    return x / 255.0 if found.dtype == torch.uint8 else x
