@@ -55,6 +55,7 @@ class Gap:
     width: float                                             # when it was opened: sets the scale of its steps
     tries: int = 0
     sides: tuple[bool, bool] = (False, False)                # which sides of t* were asked and agreed
+    hint: float | None = None                                # where something outside the path expects a new piece
 
     def crossing(self) -> tuple[float, float]:
         """(t*, its error)"""
@@ -91,6 +92,9 @@ class Gap:
 
     def next_point(self) -> float:
         a, c = self.left.t2, self.right.t1
+        hint, self.hint = self.hint, None
+        if hint is not None and a < hint < c:
+            return hint
         t, error = self.crossing()
         if a < t < c:
             step = self.offset(t, error)

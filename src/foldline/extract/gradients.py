@@ -24,9 +24,11 @@ from torch import Tensor
 
 from foldline.errors import BudgetExhausted
 from foldline.extract.gradient_lines import Gap, Segment, gaps_between, unconfirmed
+from foldline.extract.lines import middle
 from foldline.extract.noise import NoiseFloor, floor_of_gradients
 from foldline.extract.regions import Region
 from foldline.extract.result import Extraction, Line, assumptions_of
+from foldline.extract.suspects import suspects
 from foldline.extract.units import Units, merged, with_signs
 from foldline.oracles.protocols import GradientOracle
 from foldline.randomness import Streams, unit_rows
@@ -35,6 +37,7 @@ from foldline.results import FunctionCertificate, Progress, Provenance, Status, 
 FAR = 1e6                   # where a line ends: a unit crosses farther out with probability 1e-6
 FIRST_TESTS = 3
 TESTS_PER_GAP = 1 / 20
+LUCK = 0.4                  # while this share of blamed gaps splits, blame is worth its rows
 ROUNDS = 24                 # segments tried for what the path missed
 
 
@@ -98,6 +101,8 @@ class Run:
         self.smallest_gap = float("inf")
         self.line: Line | None = None
         self.test_rng = streams("tests")
+        self.luck, self.nearness, self.near_tests = 1.0, 0.5, 0
+        self.blaming: tuple[int, int] | None = None
 
     # -- what noise allows ---------------------------------------------------------------------------------------
 
@@ -240,23 +245,57 @@ class Run:
         if len(gaps) <= 4:
             return sure + maybe
         assert self.tests is not None
+        if self.blaming is not None:
+            before, asked = self.blaming
+            self.luck = 0.5 * self.luck + 0.5 * (len(gaps) - before) / max(asked, 1)
+            self.blaming = None
         wanted = FIRST_TESTS + int(len(gaps) * TESTS_PER_GAP)
         if wanted > len(self.tests[0]) and maybe:
             self.tests = self.more_tests(wanted - len(self.tests[0]))
-        x, y, g = self.tests
-        candidate = self.as_units(gaps, self.origin)
-        R, bad = self.disagreement(candidate, x, y, g)
-        if not bool(bad.any()):
-            return sure
-        V = candidate.W                                              # (m, d)
+        while True:
+            x, y, g = self.tests
+            candidate = self.as_units(gaps, self.origin)
+            R, bad = self.disagreement(candidate, x, y, g)
+            if not bool(bad.any()) or not maybe:
+                return sure
+            r = y - candidate.values(x)[:, 0]
+            hidden = suspects(gaps, candidate, x[bad], R[bad], r[bad], x, R)
+            if hidden:
+                for b, t in hidden:
+                    b.hint = t
+                return sure + [b for b, _ in hidden if b not in sure]
+            if sure:
+                return sure
+            if self.luck > LUCK:
+                chosen = self.blamed(gaps, maybe, candidate.W, R[bad])
+                self.blaming = (len(gaps), len(chosen))
+                return chosen
+            if self.near_tests >= len(gaps) or self.oracle.used - self.start_rows >= self.most:
+                return maybe
+            # A test close to the path disagrees about few gaps; one that disagrees about a single fold shows it whole.
+            fresh = self.test_near(gaps)
+            self.tests = tuple(torch.cat([p, q]) for p, q in zip(self.tests, fresh, strict=True))   # type: ignore
+            _, off = self.disagreement(candidate, *fresh)
+            self.nearness = min(1.0, self.nearness * (0.7 if bool(off.any()) else 1.5))
+
+    def test_near(self, gaps: list[Gap]) -> tuple[Tensor, Tensor, Tensor]:
+        b = gaps[int(torch.randint(len(gaps), (1,), generator=self.test_rng))]
+        on_path = b.on.x(middle(b.left.t2, b.right.t1, b.on.scale))
+        far = self.region.points(1, rng=self.test_rng)[0]
+        x = self.oracle.snap((on_path + self.nearness * (far - on_path))[None])
+        self.near_tests += 1
+        y, g = self.ask(x)
+        return x, y, g
+
+    def blamed(self, gaps: list[Gap], maybe: list[Gap], V: Tensor, R: Tensor) -> list[Gap]:
         gram = V @ V.T
         ridge = 1e-9 * float(gram.diagonal().max())
-        C = torch.linalg.solve(gram + ridge * torch.eye(len(V), dtype=V.dtype), V @ R[bad].T)       # (m, bad)
+        C = torch.linalg.solve(gram + ridge * torch.eye(len(V), dtype=V.dtype), V @ R.T)       # (m, bad)
         blame = C.square().mean(1)                                   # (m,)
         where = {id(b): i for i, b in enumerate(gaps)}
         scored = [(float(blame[where[id(b)]]), b) for b in maybe]
-        cut = 0.3 * max((s for s, _ in scored), default=0.0)
-        return sure + [b for s, b in scored if s >= cut]
+        cut = 0.3 * max(s for s, _ in scored)
+        return [b for s, b in scored if s >= cut]
 
     def as_units(self, gaps: list[Gap], origin: tuple[Tensor, Tensor, Tensor]) -> Units:
         """Every gap as one unit, active towards the end of the path; affine as at its start."""

@@ -1,0 +1,209 @@
+"""A one-hidden-layer ReLU network from its values alone, near one row per parameter.
+
+One line shows every unit as a fold (lines.py, about 5 rows each); d - 1 more directions at the pieces between the
+folds give the units' rows (jumps.py). With k outputs a row of values is k equations, and about h / k + 1 pieces
+suffice. What a line misses (ties, far crossings) is found in the residual f - f^, whose only folds are the missing
+units: the same search on a line through a point where they disagree. Fresh probes make the certificate.
+
+Differs from paper 000's Algorithm 1-MQ: no bisection, steps as long as the pieces allow instead of a tiny s, no
+knowledge of h, biases, several outputs, dependent rows, and no extra rows for the signs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foldline.errors import BudgetExhausted
+from foldline.extract.jumps import Frame, recover_units
+from foldline.extract.lines import FoldLine, folds_from_values
+from foldline.extract.noise import NoiseFloor, floor_of_values
+from foldline.extract.regions import Region
+from foldline.extract.result import Extraction, Line, assumptions_of, parameters
+from foldline.extract.units import Units, merged, with_signs
+from foldline.oracles.protocols import ValueOracle
+from foldline.randomness import Streams, unit_rows
+from foldline.results import FunctionCertificate, Progress, Provenance, Status, silent
+
+FAR = 1e5
+ROUNDS = 12                 # lines tried for what earlier ones missed
+
+
+def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
+                        method: Literal["crossing", "bisection"] = "crossing", probes: int = 8,
+                        max_folds: int = 5_000, hidden: int | None = None, l: float | None = None,
+                        epsilon: float | None = None, step: float | None = None, delta: float = 0.05,
+                        progress: Progress = silent) -> Extraction:
+    """The network behind a value oracle.
+
+    method="bisection" is the paper's Algorithm 1-MQ, which needs `hidden` and takes l, epsilon, step (s) and delta.
+    probes: fresh points that the certificate rests on. max_folds bounds the search on targets that are no such network.
+    """
+    if method == "bisection":
+        from foldline.extract.bisection import bisect_values
+        return bisect_values(f, hidden=hidden, l=l, epsilon=epsilon, step=step, delta=delta, rng=rng,
+                             progress=progress)
+    if method != "crossing":
+        raise ValueError(f"method is 'crossing' or 'bisection', not {method!r}.")
+    return Run(f, Streams(rng), probes, max_folds, progress).result()
+
+
+class Run:
+    def __init__(self, f: ValueOracle, streams: Streams, probes: int, max_folds: int, progress: Progress) -> None:
+        self.oracle, self.streams, self.probes, self.progress = f, streams, probes, progress
+        self.max_folds = max_folds
+        self.region = Region(f.dim, f.box)
+        self.start_rows = f.used
+        k, d = f.outputs, f.dim
+        self.units = Units.none(torch.zeros(k, d, dtype=torch.float64), torch.zeros(k, dtype=torch.float64))
+        self.floor: NoiseFloor | None = None
+        self.certificate = FunctionCertificate.of(torch.zeros(0), tolerance=0.0, distribution=self.region.name)
+        self.x: list[Tensor] = []
+        self.y: list[Tensor] = []
+        self.lines: list[FoldLine] = []
+        self.row_error = 0.0
+        self.unresolved = 0
+
+    @property
+    def used(self) -> int:
+        return self.oracle.used - self.start_rows
+
+    def ask(self, x: Tensor) -> Tensor:
+        x = self.oracle.snap(self.region.clamp(x))
+        y = self.oracle(x).double()
+        self.x.append(x)
+        self.y.append(y)
+        return y
+
+    def noise(self, x: Tensor) -> Tensor:
+        """(n,)"""
+        assert self.floor is not None
+        if self.floor.kind != "arithmetic":
+            return torch.full((len(x),), self.floor.value, dtype=torch.float64)
+        return self.floor.value * (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)
+
+    def result(self) -> Extraction:
+        try:
+            status = self.extract()
+        except BudgetExhausted as error:
+            status = Status("budget", f"{error} The network holds the {len(self.units)} units found so far.")
+        signed = with_signs(self.units, tolerance=max(1e-9, 100 * self.row_error))
+        u = signed.units.normalised()
+        notes = list(status.notes)
+        if not signed.unique:
+            notes.append(f"The {len(u)} rows are dependent, so the signs of the units are not unique: the function is "
+                         "written with an affine term.")
+        h, d, k = len(u), self.oracle.dim, self.oracle.outputs
+        gap = min((line.smallest_gap for line in self.lines), default=float("inf"))
+        drawn = self.lines[0] if self.lines else None
+        picture = None
+        if drawn is not None:
+            order = drawn.samples[0].argsort()
+            picture = Line(drawn.samples[0][order], drawn.samples[1][order], drawn.t)
+        return Extraction(
+            status=Status(status.code, status.message, tuple(notes)), queries=self.used, certificate=self.certificate,
+            network=u.network(), units=h, signs_unique=signed.unique, affine_free=signed.found,
+            assumptions=assumptions_of(u, gap), noise=self.floor, limit=-(-parameters(h, d, k) // k),
+            lines_used=len(self.lines), line=picture,
+            provenance=Provenance("extract_from_values", self.streams.seed, {"probes": self.probes}))
+
+    def extract(self) -> Status:
+        d = self.oracle.dim
+        rng = self.streams("line")
+        if self.oracle.box is None:
+            x0, u = torch.randn(2, d, generator=rng, dtype=torch.float64)
+        else:
+            a, b = self.region.chord(rng=rng)
+            x0, u = 0.5 * (a + b), 0.5 * (b - a)
+        near = unit_rows(1, d, rng=rng)[0] if self.oracle.box is None else u / u.norm()
+        self.floor = floor_of_values(self.oracle, self.oracle.snap(x0), near)
+        if not self.floor.straight:
+            return Status("not_piecewise_linear", "Values on two short stretches bend at every scale: the target is not "
+                          "piecewise linear (a smooth activation, or a link that must be inverted first).")
+        self.progress("line", {"queries": self.used})
+        self.search(x0, u, None)
+        return self.finish()
+
+    def search(self, x0: Tensor, u: Tensor, known: float | None) -> int:
+        """One line: its folds in the residual, then the units behind them. known: a t where the residual is zero."""
+        assert self.floor is not None
+        base = self.units
+        frame = Frame.of(x0, u)
+        fine = self.floor.kind == "arithmetic" and self.floor.value < 1e-9 * max(1.0, self.floor.radius)
+        far = FAR if fine else 1e3
+        ends = (-far, far) if self.oracle.box is None else (-1.0, 1.0)
+
+        def residual(x: Tensor) -> Tensor:
+            return self.ask(x) - base.values(self.oracle.snap(self.region.clamp(x)))
+
+        nx, nu = float(x0.norm()), float(u.norm())
+        extra = self.row_error
+
+        def blur(t: float) -> float:
+            size = nx + abs(t) * nu
+            return float(self.noise(torch.full((1, 1), size, dtype=torch.float64))) + 4 * extra * size
+
+        line = folds_from_values(lambda t: residual(frame.at(t)), ends, noise=blur,
+                                 scale=1.0 if self.oracle.box is None else None, limit=12 * self.max_folds + 64)
+        self.lines.append(line)
+        self.unresolved += len(line.open)
+        self.progress("folds", {"folds": len(line.t), "queries": self.used})
+        piece = None
+        if known is not None and len(line.t):
+            piece = int((line.t < known).sum())
+        room = None if self.oracle.box is None else self.room(frame)
+        if known is not None and len(line.t) == 0:
+            return 0
+        found = recover_units(residual, line, frame, noise=self.noise, known=piece, room=room)
+        self.row_error = max(self.row_error, float(found.error.max()) if len(found.error) else 0.0)
+        self.units = merged(base.plus(found.units), tolerance=max(1e-7, 100 * self.row_error))
+        self.progress("units", {"units": len(self.units), "queries": self.used})
+        return len(line.t)
+
+    def room(self, frame: Frame) -> object:
+        lo, hi = self.oracle.box or (0.0, 0.0)
+        reach = frame.E.abs().max(1).values.max()                    # the largest coordinate of any direction
+
+        def room(x: Tensor) -> Tensor:
+            return torch.minimum(x - lo, hi - x).min(1).values.clamp_min(1e-12) / reach
+        return room
+
+    def tolerance(self, x: Tensor) -> Tensor:
+        """(n,): how far off the recovered function may be for reasons of precision."""
+        size = float((self.units.A.norm(dim=0) * self.units.W.norm(dim=1)).norm()) if len(self.units) else 0.0
+        return 8 * self.noise(x) * max(1.0, len(self.units)**0.5) + 4 * self.row_error * size * x.norm(dim=1)
+
+    def finish(self) -> Status:
+        rng = self.streams("probes")
+        for attempt in range(ROUNDS):
+            x = self.oracle.snap(self.region.points(self.probes, rng=rng))
+            y = self.ask(x)
+            r = y - self.units.values(x)
+            off = r.abs().max(1).values > self.tolerance(x)
+            self.certificate = FunctionCertificate.of(r, tolerance=float(self.tolerance(x).max()),
+                                                      distribution=self.region.name)
+            self.progress("check", {"units": len(self.units), "residual": self.certificate.worst, "queries": self.used})
+            if not bool(off.any()):
+                notes = (f"{self.unresolved} stretches of the lines could not be resolved.",) if self.unresolved else ()
+                return Status("ok", f"{len(self.units)} units; {self.probes} fresh probes agree.", notes)
+            if attempt == ROUNDS - 1:
+                break
+            # A line from where they agree through a point where they do not must cross what is missing.
+            worst = x[(r.abs().max(1).values * off).argmax()]
+            if self.oracle.box is None:
+                anchor = self.lines[0]
+                good = x[~off][0] if bool((~off).any()) else None
+                del anchor
+                if good is None:
+                    self.search(worst, torch.randn(len(worst), generator=rng, dtype=torch.float64), None)
+                else:
+                    self.search(good, worst - good, 0.0)
+            else:
+                a, b = self.region.chord(rng=rng)
+                self.search(0.5 * (a + b), 0.5 * (b - a), None)
+        return Status("not_one_hidden_layer", f"{len(self.units)} units were found on {len(self.lines)} lines, but "
+                      f"{self.certificate.off} of {self.certificate.probes} probes still disagree by up to "
+                      f"{self.certificate.worst:.3g}: the folds do not continue as hyperplanes (a deeper network?), or "
+                      "the answers are too coarse.")
