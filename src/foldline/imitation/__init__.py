@@ -1,0 +1,1 @@
+"""Students trained to match what a target answers: values, gradients, explanations."""

@@ -1,0 +1,219 @@
+"""Training a student on few answers, with learning rate, lambda and length chosen from a held-out part of them.
+
+A run is Adam with warm-up and cosine decay on unbiased draws of the joint loss. With one to a few dozen queries every
+step sees them all; the noise is only in the projection of the outputs. Candidates are compared after a quarter of the
+steps on answers they did not see; the best one is run on, to see whether longer is better, and the final student
+starts afresh with all answers. Test labels and test images play no part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from foldline.imitation.losses import Lesson, Pupil, Scores, ValueLoss, joint_loss, score_lesson
+from foldline.randomness import Streams
+from foldline.results import Progress, silent
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+REPORT_SECONDS = 0.3
+RETRIES = 3                     # a run that blows up starts again at a quarter of the rate
+FEWEST_TO_HOLD_OUT = 4          # below that every answer is needed, and the defaults stand
+
+
+@dataclass(frozen=True)
+class Plan:
+    lr: float = 2e-3
+    lam: float = 0.1
+    steps: int = 1500
+    batch: int = 64
+    values: ValueLoss = "squared"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate: its plan and what it scored on the answers it did not see."""
+
+    plan: Plan
+    scores: Scores
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Taught:
+    plan: Plan
+    trials: tuple[Trial, ...]
+    held_out: Scores | None     # of the chosen plan; None where nothing could be held out
+    loss: float                 # joint loss at the end, mean of the last steps
+    seconds: float
+    notes: tuple[str, ...]
+
+
+def default_plans(lesson: Lesson, steps: int | None) -> list[Plan]:
+    """The grid. Values alone need more steps and have two losses to choose from."""
+    if lesson.explanations is not None:
+        T = steps or (1600 if lesson.n <= 256 else 2400)
+        return [Plan(lr, lam, T) for lr in (1e-3, 3e-3) for lam in (0.01, 0.1)]
+    T = steps or max(1000, min(6000, 12 * lesson.n))
+    kinds: tuple[ValueLoss, ...] = ("squared", "cross_entropy") if lesson.probabilities is not None else ("squared",)
+    return [Plan(lr, 1.0, T, 128, kind) for lr in (1e-3, 3e-3) for kind in kinds]
+
+
+def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None = None,
+          plans: Sequence[Plan] | None = None, progress: Progress = silent) -> Taught:
+    """Choose a plan and train pupil.module with it, in place, from the parameters it has."""
+    start_time = time.perf_counter()
+    start = copy.deepcopy(pupil.module.state_dict())
+    plans = list(plans) if plans is not None else default_plans(lesson, steps)
+    trials: list[Trial] = []
+    plan, held_out, notes = plans[0], None, []
+    if len(plans) > 1 and lesson.n >= FEWEST_TO_HOLD_OUT:
+        plan, held_out = choose(pupil, lesson, plans, start, streams, trials, progress)
+    elif len(plans) > 1:
+        plan = default_of(lesson, plans)
+        notes.append(f"With {lesson.n} answers none was held out: learning rate and lambda are the defaults.")
+    pupil.module.load_state_dict(start)
+    plan, loss, retried = run(pupil, lesson, plan, streams=streams, name="final", progress=progress)
+    if retried:
+        notes.append(f"Training blew up {retried} times and was started again; the learning rate ended at {plan.lr:g}.")
+    return Taught(plan, tuple(trials), held_out, loss, time.perf_counter() - start_time, tuple(notes))
+
+
+def default_of(lesson: Lesson, plans: Sequence[Plan]) -> Plan:
+    """Where nothing can be held out: the larger rate, lambda 0.1, squared values."""
+    return max(plans, key=lambda p: (p.lr, p.values == "squared", p.lam))
+
+
+def choose(pupil: Pupil, lesson: Lesson, plans: Sequence[Plan], start: dict[str, torch.Tensor], streams: Streams,
+           trials: list[Trial], progress: Progress) -> tuple[Plan, Scores]:
+    order = torch.randperm(lesson.n, generator=streams("held out"))
+    held = max(1, min(lesson.n // 5, 500))
+    unseen, seen = lesson.part(order[:held]), lesson.part(order[held:])
+
+    def tried(plan: Plan, name: str) -> Trial:
+        before = time.perf_counter()
+        pupil.module.load_state_dict(start)
+        run(pupil, seen, plan, streams=streams, name=name, progress=progress)
+        with evaluating_all(pupil.module):
+            scores = score_lesson(pupil, unseen, rng=streams("score"))
+        trial = Trial(plan, scores, time.perf_counter() - before)
+        trials.append(trial)
+        return trial
+
+    short = [tried(replace(p, steps=max(50, p.steps // 4)), f"trial {i + 1} of {len(plans)}")
+             for i, p in enumerate(plans)]
+    best = min(range(len(plans)), key=lambda i: rank_of(short[i].scores))
+    # Twice as long: if the answers it did not see get worse, so would the whole length.
+    longer = tried(replace(plans[best], steps=max(100, plans[best].steps // 2)), "length")
+    if rank_of(longer.scores) <= 1.02 * rank_of(short[best].scores):
+        return plans[best], longer.scores
+    return replace(plans[best], steps=short[best].plan.steps), short[best].scores
+
+
+def rank_of(scores: Scores) -> float:
+    """With explanations the relative residuals; for values alone the cross-entropy, which both losses share."""
+    no_explanations = scores.explanations != scores.explanations
+    value = scores.cross_entropy if no_explanations and scores.cross_entropy == scores.cross_entropy else scores.total
+    return value if math.isfinite(value) else math.inf
+
+
+def run(pupil: Pupil, lesson: Lesson, plan: Plan, *, streams: Streams, name: str,
+        progress: Progress = silent) -> tuple[Plan, float, int]:
+    """Train in place; (the plan in the end, the loss, how often it had to start again)."""
+    start = copy.deepcopy(pupil.module.state_dict())
+    for attempt in range(RETRIES + 1):
+        loss = descend(pupil, lesson, plan, streams, name, progress)
+        if math.isfinite(loss):
+            return plan, loss, attempt
+        pupil.module.load_state_dict(start)
+        plan = replace(plan, lr=plan.lr / 4)
+    return plan, math.inf, RETRIES
+
+
+def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: str, progress: Progress) -> float:
+    parameters = [p for p in pupil.module.parameters() if p.requires_grad]
+    if not parameters:
+        return 0.0
+    optimiser = torch.optim.Adam(parameters, plan.lr, fused=True)
+    batches, draws = streams(f"batches of {name}"), streams(f"draws of {name}")
+    recent: list[float] = []
+    last = time.perf_counter()
+    with learning(pupil, lesson):
+        for i in range(plan.steps):
+            for group in optimiser.param_groups:
+                group["lr"] = plan.lr * rate(i / plan.steps)
+            part = lesson if lesson.n <= plan.batch else \
+                lesson.part(torch.randint(lesson.n, (plan.batch,), generator=batches))
+            loss = joint_loss(pupil, part, lam=plan.lam, values=plan.values, rng=draws)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            if i >= plan.steps - 50 or i % 100 == 0:
+                recent = [*recent[-49:], float(loss.detach())]
+                if not math.isfinite(recent[-1]):
+                    return math.inf
+            now = time.perf_counter()
+            if now - last > REPORT_SECONDS:
+                last = now
+                progress(name, {"done": i + 1, "total": plan.steps, "loss": float(loss.detach()), "lr": plan.lr,
+                                "lambda": plan.lam})
+    finite = all(bool(p.isfinite().all()) for p in parameters)
+    return sum(recent) / len(recent) if finite else math.inf
+
+
+def rate(t: float) -> float:
+    """A tenth of the run to warm up, then half a cosine down."""
+    return (t + 1e-3) / 0.101 if t < 0.1 else 0.5 * (1 + math.cos(math.pi * (t - 0.1) / 0.9))
+
+
+@contextlib.contextmanager
+def learning(pupil: Pupil, lesson: Lesson) -> Iterator[None]:
+    """Modes for training. A gradient through batch statistics mixes the rows of a batch, so with explanations (and
+    with few values) normalisation is measured once on the queries and then held; dropout is off."""
+    module = pupil.module
+    norms = [m for m in module.modules() if isinstance(m, NORMS)]
+    modes = [(m, m.training) for m in module.modules()]
+    few = lesson.explanations is not None or lesson.n < 256
+    module.train()
+    try:
+        if norms and few:
+            calibrate(pupil, lesson, norms)
+        if few:
+            module.eval()
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+def calibrate(pupil: Pupil, lesson: Lesson, norms: Sequence[nn.Module]) -> None:
+    """Running statistics := those of the queries, for the student as it stands."""
+    rows = lesson.x[:512]
+    if len(rows) == 1:                  # one row has no variance per channel in the deepest layers
+        return
+    kept = [getattr(m, "momentum", None) for m in norms]
+    for m in norms:
+        m.momentum = None               # type: ignore[assignment]
+        m.reset_running_stats()         # type: ignore[operator]
+    with torch.no_grad():
+        pupil(rows)
+    for m, momentum in zip(norms, kept, strict=True):
+        m.momentum = momentum           # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def evaluating_all(module: nn.Module) -> Iterator[None]:
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, training in modes:
+            m.training = training
