@@ -22,9 +22,9 @@ from foldline.extract.lines import FoldLine
 from foldline.extract.units import Units
 
 PILOT = 8                   # directions asked first, to learn how far steps may go
-SHARE = 0.2                 # of the distance to the nearest fold, for the pilot's steps
+SHARE = 0.01                # of the distance to the nearest fold, for the pilot's steps; folds far off may be steep
 CLEAR = 5.0                 # later steps keep this many typical r away from a fold
-CONDITION = 40.0            # of the jumps that share one difference
+CONDITION = 12.0            # of the jumps that share one difference
 AGAIN = 8                   # rounds of asking again
 
 
@@ -81,7 +81,8 @@ def chosen_pieces(line: FoldLine, width: Tensor) -> list[int]:
 
 
 def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame, *, noise: Callable[[Tensor], Tensor],
-                  known: int | None = None, room: Callable[[Tensor], Tensor] | None = None) -> Measured:
+                  known: int | None = None, room: Callable[[Tensor], Tensor] | None = None,
+                  share: float = SHARE) -> Measured:
     """Units behind the folds of `line`. ask: x (n, d) -> y (n, k); noise: x (n, d) -> (n,).
 
     known: a piece whose function is known to be zero (a residual's), so that it need not be measured. room: x (n, d)
@@ -113,7 +114,7 @@ def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame,
             return torch.ones(len(t), dtype=torch.float64)
         return ((t[:, None] - line.t).abs() / rho).min(1).values
 
-    step[:, :first] = SHARE * reach(t, rho)[:, None]
+    step[:, :first] = share * reach(t, rho)[:, None]
     measure(t, step, J, torch.arange(first))
     r = solve(J)                                                     # (m, d - 1)
     if d - 1 > first:
