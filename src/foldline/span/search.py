@@ -37,6 +37,7 @@ class Search:
         self.stream = PointStream(self.d, rng=streams("stream"), box=oracle.box,
                                   data=None if data is None else data.double())
         self.differences = None if isinstance(oracle, GradientOracle) else Differences(oracle, rng=streams("steps"))
+        self.one_row = isinstance(oracle, GradientOracle) or oracle.outputs == 1
         self.asked = 0
         self.signature = 0.0                # what the last point answered, to tell saturated points apart
         self.stable = 0                     # probes in a row that could have opened a direction and did not
@@ -108,7 +109,7 @@ class Search:
             return True
         # Several outputs give several rows at one point: the tail must come from several points too.
         if D.gap_found and D.kind != "zero" and D.tail >= max(TAIL, wait) and D.p_value < 1e-3 and \
-                self.stable >= max(wait, 6):
+                (self.stable >= max(wait, 6) or self.one_row):
             return True
         if self.repeats >= ONE_PIECE and self.stable >= wait:
             return True
