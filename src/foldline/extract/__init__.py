@@ -1,0 +1,1 @@
+"""Recovering functions from queries: affine models, hidden units from gradients or values, and learning."""
