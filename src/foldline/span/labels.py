@@ -151,7 +151,7 @@ class LabelSearch:
         g = torch.randn(self.d, self.d - len(self.V), generator=self.basis_rng, dtype=torch.float64)
         for _ in range(2):
             g = g - self.V.T @ (self.V @ g)
-        Q, _ = torch.linalg.qr(g)
+        Q: Tensor = torch.linalg.qr(g)[0]                           # (d, d - r)
         return Q.T.contiguous()
 
     def moves_that_change(self) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -200,7 +200,8 @@ class LabelSearch:
             return fits[:, None] * u
         reach = torch.tensor([1.0, 3.0, 10.0], dtype=torch.float64)[torch.arange(n) % 3]
         length = base.norm(dim=1).clamp_min(1e-3) * reach
-        return u * (length / u.norm(dim=1).clamp_min(1e-300))[:, None]
+        moves: Tensor = u * (length / u.norm(dim=1).clamp_min(1e-300))[:, None]
+        return moves
 
     # what comes out
 
@@ -223,7 +224,9 @@ class LabelSearch:
 
     def status(self) -> Status:
         r = len(self.V)
-        notes = (f"{self.dropped} boundary points were dropped because folds meet there.",) if self.dropped else ()
+        notes: tuple[str, ...] = ()
+        if self.dropped:
+            notes += (f"{self.dropped} boundary points were dropped because folds meet there.",)
         if any(n.curved for n in self.normals):
             notes += ("The boundary is curved: normals are those of its tangents.",)
         if self.stopped == "one_class":
@@ -242,5 +245,5 @@ class LabelSearch:
             return Status("ok", f"Full rank: all {self.d} directions matter and there is no null space.", notes)
         if self.k is not None and r >= self.k:
             return Status("ok", f"The {r} directions asked for were found.", notes)
-        return Status("ok", f"{r} of at most {self.d} directions were found; {self.still} moves within their null space "
-                      f"changed no label.", notes)
+        return Status("ok", f"{r} of at most {self.d} directions were found; {self.still} moves within their null "
+                      f"space changed no label.", notes)

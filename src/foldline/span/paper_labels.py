@@ -26,7 +26,7 @@ RESTARTS = 20           # line 7: some |c_i| was too large
 
 
 def recover_span_algorithm2(lb: LabelOracle, *, k: int, rng: torch.Generator, shrink: float = 2.0 ** -8,
-                            offset: float = 1e-7, largest: float = 10.0, bits: int = 50,
+                            offset: float = 1e-6, largest: float = 10.0, bits: int = 50,
                             progress: Progress = silent) -> SpanResult:
     """largest: a restart when some |c_i| exceeds this many offsets (the paper's 10 * 2^-N e0 / eta)."""
     streams, used, d = Streams(rng), lb.used, lb.dim
