@@ -1,4 +1,4 @@
-"""Train the victims of the reconstruction benchmarks into the cache, smallest first, and check where their spectra fall.
+"""Train the victims of the reconstruction benchmarks into the cache, smallest first, and check how their spectra fall.
 
     python benchmarks/victims_pretrain.py --list
     python benchmarks/victims_pretrain.py --case everyday-mnist-n100 --seeds 1

@@ -26,7 +26,7 @@ def read_npz(path: Path, name: str, image_shape: tuple[int, ...]) -> Arrays | No
     if not file.is_file():
         return None
     try:
-        with np.load(file, allow_pickle=False) as z:
+        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as z:
             x, y, x_test, y_test = (z[key] for key in ("x_train", "y_train", "x_test", "y_test"))
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise BadFile(f"{file} must hold plain arrays x_train, y_train, x_test and y_test: {error}.") from error
@@ -75,7 +75,7 @@ def read_idx(file: Path) -> np.ndarray:
     body = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])
     if body.size != int(np.prod(shape)):
         raise BadFile(f"{file} says it holds {shape} bytes but has {body.size}: it is truncated or damaged.")
-    return body.reshape(shape)
+    return body.reshape(shape).copy()               # a view of bytes would be read-only
 
 
 def read_cifar10(path: Path) -> Arrays | None:
@@ -127,4 +127,4 @@ def read_cifar_opcodes(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def channels_last(planes: np.ndarray) -> np.ndarray:
-    return planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).copy()

@@ -47,7 +47,7 @@ def fit(module: nn.Module, x: Tensor, y: Tensor, recipe: Recipe, *, streams: Str
     name = fingerprint(module, x, y, recipe, streams) if checkpoint is not None else ""
     done = load_checkpoint(checkpoint, module, optimiser, name) if checkpoint is not None else 0
     module.train()
-    step = stepper(module, optimiser, x, y, recipe, streams, per_epoch)
+    step, close = stepper(module, optimiser, x, y, recipe, streams, per_epoch)
     watch = recipe.stop_loss
     last_report = last_save = time.perf_counter()
     while done < total:
@@ -65,6 +65,7 @@ def fit(module: nn.Module, x: Tensor, y: Tensor, recipe: Recipe, *, streams: Str
         if checkpoint is not None and now - last_save > CHECKPOINT_SECONDS:
             save_checkpoint(checkpoint, module, optimiser, done, name)
             last_save = time.perf_counter()
+    close()
     module.eval()
     loss_now, accuracy = score(module, x, y)
     if not math.isfinite(loss_now):
@@ -88,10 +89,10 @@ def optimiser_of(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer | N
 
 
 def stepper(module: nn.Module, optimiser: torch.optim.Optimizer | None, x: Tensor, y: Tensor, recipe: Recipe,
-            streams: Streams, per_epoch: int) -> Callable[[int], Tensor]:
-    """step(i) -> the loss before the step."""
+            streams: Streams, per_epoch: int) -> tuple[Callable[[int], Tensor], Callable[[], None]]:
+    """step(i) -> the loss before the step, and what is to be called after the last one."""
     if optimiser is None:
-        return log_loss_step(module, x, y, recipe)
+        return log_loss_step(module, x, y, recipe), lambda: None
     if recipe.noise_multiplier is not None:
         from foldline.victims.privacy import private_step
         return private_step(module, optimiser, x, y, recipe, loss_of, streams)
@@ -105,7 +106,7 @@ def stepper(module: nn.Module, optimiser: torch.optim.Optimizer | None, x: Tenso
         return loss.detach()
 
     if recipe.batch is None:
-        return lambda i: descend(x, y)
+        return (lambda i: descend(x, y)), lambda: None
     batch, order = recipe.batch, [torch.empty(0, dtype=torch.int64)]
 
     def mini(i: int) -> Tensor:
@@ -115,7 +116,7 @@ def stepper(module: nn.Module, optimiser: torch.optim.Optimizer | None, x: Tenso
         chosen = order[0][part * batch:(part + 1) * batch]
         return descend(x[chosen], y[chosen])
 
-    return mini
+    return mini, lambda: None
 
 
 def log_loss_step(module: nn.Module, x: Tensor, y: Tensor, recipe: Recipe) -> Callable[[int], Tensor]:

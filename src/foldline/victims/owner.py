@@ -38,7 +38,7 @@ def write_owner_file(victim: Victim, path: str | Path) -> None:
 def read_owner_file(path: str | Path) -> dict[str, Tensor]:
     """The six arrays of FIELDS as tensors."""
     try:
-        with np.load(path, allow_pickle=False) as z:
+        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as z:
             found = {name: torch.from_numpy(z[name]) for name in FIELDS}
     except FileNotFoundError as error:
         raise BadFile(f"There is no owner file {path}.") from error

@@ -15,8 +15,11 @@ from foldline.victims.recipes import Recipe
 
 
 def private_step(module: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor, recipe: Recipe,
-                 loss_of: Callable[[Tensor, Tensor], Tensor], streams: Streams) -> Callable[[int], Tensor]:
-    """step(i): one DP-SGD step. Batch and noise come from streams named by i, so that a resumed run is the same."""
+                 loss_of: Callable[[Tensor, Tensor], Tensor], streams: Streams) -> tuple[Callable[[int], Tensor], Callable[[], None]]:
+    """step(i): one DP-SGD step, and close(): takes opacus's hooks off the module again.
+
+    Batch and noise come from streams named by i, so that a resumed run is the same.
+    """
     if any(isinstance(m, nn.BatchNorm2d) for m in module.modules()):
         raise Refused("DP-SGD needs gradients per sample, which batch normalisation mixes: use a network without it.")
     opacus = import_opacus()
@@ -29,13 +32,23 @@ def private_step(module: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor,
         chosen = torch.rand(n, generator=streams(f"dp batch {i}")) < batch / n       # (n,)
         private.generator = streams(f"dp noise {i}")
         private.zero_grad()
-        loss = loss_of(watched(x[chosen]), y[chosen]) if chosen.any() else x.new_zeros(())
-        if chosen.any():
-            loss.backward()
-            private.step()
+        if not chosen.any():
+            return x.new_zeros(())
+        rows = x[chosen].requires_grad_(True)       # else torch warns that opacus's hooks see no input gradient
+        loss = loss_of(watched(rows), y[chosen])
+        loss.backward()
+        private.step()
         return loss.detach()
 
-    return step
+    def close() -> None:
+        watched.remove_hooks()
+        for p in module.parameters():
+            p.grad = None
+            for name in ("grad_sample", "summed_grad", "_forward_counter"):
+                if hasattr(p, name):
+                    delattr(p, name)
+
+    return step, close
 
 
 def epsilon_of(recipe: Recipe, n: int, steps: int, delta: float) -> float:
