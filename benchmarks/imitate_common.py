@@ -1,0 +1,143 @@
+"""What the imitation benchmarks share: targets trained once per machine, the paper's split, rows that resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import foldline as fl
+from foldline.imitation.match import as_row
+from foldline.imitation.queries import drawn_rows, gaussian_rows
+from foldline.judge.imitation import score_imitation
+from foldline.networks.presets import build
+from foldline.randomness import Streams
+from foldline.victims.cache import cache_folder
+from foldline.victims.datasets import load_dataset
+
+HERE = Path(__file__).parent
+os.environ.setdefault("FOLDLINE_DATA", str(HERE.parent.parent / "shared" / "data"))
+RESULTS = HERE / "results"
+PIXEL_STD = {"mnist": 0.3081, "cifar10": 0.2470}        # sigma_D of Appendix D, for pixels in [0, 1]
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 000, Section 4, at widths that fit here
+    "1-layer": ("logistic", {}),
+    "2-layer": ("two-layer", {"width": 128}),
+    "conv": ("conv", {"width": 16}),
+    "vgg11": ("vgg11", {"width": 8}),
+    "resnet18": ("resnet18", {"width": 8}),
+}
+QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
+EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "vgg11": 8, "resnet18": 6}
+CIFAR_EPOCHS = {"conv": 10}
+
+_loaded: dict[str, Any] = {}
+
+
+def data(name: str) -> Any:
+    if name not in _loaded:
+        _loaded[name] = load_dataset(name)
+    return _loaded[name]
+
+
+def split(name: str) -> tuple[Any, slice, slice]:
+    """The target's training rows come first, the rows kept for queries are the last ones."""
+    d = data(name)
+    cut = len(d.pixels) - QUERY_ROWS[name]
+    return d, slice(0, cut), slice(cut, None)
+
+
+def network(model: str, name: str, rng: torch.Generator) -> nn.Module:
+    preset, arguments = MODELS[model]
+    return build(preset, input_shape=data(name).image_shape, outputs=10, rng=rng, **arguments)
+
+
+def target(model: str, name: str, seed: int) -> nn.Module:
+    """Trained on labels with Adam, one cycle of the learning rate; read back from the cache if it is there."""
+    sizes = "-".join(map(str, MODELS[model][1].values()))
+    path = cache_folder() / "imitate" / f"{name}-{model}-{sizes}-{seed}.safetensors"
+    if path.is_file():
+        return fl.load(path).eval()
+    d, rows, _ = split(name)
+    streams = Streams(fl.generator(seed))
+    net = network(model, name, streams("start"))
+    x, y = d.rows(rows, torch.float32), d.y[rows]
+    epochs = CIFAR_EPOCHS.get(model, EPOCHS[model]) if name == "cifar10" else EPOCHS[model]
+    per_epoch = len(x) // 128
+    optimiser = torch.optim.Adam(net.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=epochs * per_epoch)
+    net.train()
+    start = time.perf_counter()
+    for epoch in range(epochs):
+        order = torch.randperm(len(x), generator=streams(f"epoch {epoch}"))
+        for i in range(per_epoch):
+            batch = order[128 * i:128 * (i + 1)]
+            images = x[batch]
+            if name == "cifar10":                       # mirrored half of the time: 16,000 images are few
+                flip = torch.rand(len(batch), generator=streams(f"mirror {epoch} {i}")) < 0.5
+                mirrored = images.reshape(-1, 32, 32, 3).flip(2).reshape(len(batch), -1)
+                images = torch.where(flip[:, None], mirrored, images)
+            optimiser.zero_grad()
+            F.cross_entropy(net(images), y[batch]).backward()
+            optimiser.step()
+            schedule.step()
+    net.eval()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fl.save(net, path)
+    print(f"trained {name} {model} seed {seed} in {time.perf_counter() - start:.0f} s", flush=True)
+    return net
+
+
+def queries(name: str, kind: str, n: int, rng: torch.Generator) -> Tensor:
+    d, _, rows = split(name)
+    if kind == "gaussian":
+        return gaussian_rows(n, d.pixels.shape[1], rng=rng).float()
+    return drawn_rows(d.rows(rows, torch.float32), n, rng=rng)
+
+
+def one(file: str, *, name: str, model: str, student: str, kind: str, explain: str | None, n: int, seed: int,
+        target_seed: int, sigma_times: float = 1.0, samples: int = 10, steps: int | None = None) -> dict[str, Any]:
+    """One row: asked, taught, scored on the 10,000 test images. Rows that are in the file already are read from it."""
+    case = {"data": name, "target": model, "student": student, "queries_from": kind, "explain": explain, "n": n,
+            "seed": seed, "target_seed": target_seed}
+    if explain == "smoothgrad":
+        case |= {"sigma_times": sigma_times, "samples": samples}
+    path = RESULTS / file
+    done = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    for row in done:
+        if all(row.get(k) == v for k, v in case.items()):
+            return row
+    f = target(model, name, target_seed)
+    streams = Streams(fl.generator(1000 + seed))
+    x = queries(name, kind, n, streams("queries"))
+    start = time.perf_counter()
+    cpu = time.process_time()
+    try:
+        result = fl.imitate(f, network(student, name, streams("student")), x, explain, rng=streams("imitate"),
+                            samples=samples, sigma=sigma_times * PIXEL_STD[name], steps=steps)
+        d = data(name)
+        score = score_imitation(result.network, f, d.pixels_test.float() / d.white, d.y_test)
+        row = {**case, **asdict(score), **as_row(result)}
+    except Exception as error:                          # a failure is a row
+        row = {**case, "status": "failed", "error": f"{type(error).__name__}: {error}"}
+    row |= {"seconds": round(time.perf_counter() - start, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
+    RESULTS.mkdir(exist_ok=True)
+    with path.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    what = f"{row['data']:7} {row['target']:8} by {row['student']:8} {row['queries_from']:8} {row['explain']!s:11} " \
+           f"n {row['n']:5} seed {row['seed']}"
+    if "accuracy" not in row:
+        return f"{what}  {row['status']}: {row.get('error', '')}"
+    share = row["accuracy"] / row["target_accuracy"]
+    return f"{what}  accuracy {row['accuracy']:.4f} of {row['target_accuracy']:.4f} ({share:.1%})  agreement " \
+           f"{row['agreement']:.4f}  {row['status']}  {row['cpu_seconds']:.0f} s cpu, {row['seconds']:.0f} s"

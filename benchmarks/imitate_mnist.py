@@ -1,0 +1,93 @@
+"""Claim (paper 000, Figures 2 to 4, on MNIST): a target is imitated from 100x to 1000x fewer queries with gradients
+than with values, by the same command for every row; SmoothGrad is as good as raw gradients.
+
+Targets are trained on the first 50,000 images, queries come from the last 10,000, accuracy is on the 10,000 test
+images. Rows are appended to results/imitate_mnist.jsonl and not computed twice. --table prints the summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+
+import imitate_common as ic
+import torch
+
+FILE = "imitate_mnist.jsonl"
+# case -> target, student, queries from, explanation, numbers of queries
+CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
+    "1-layer-gradient": ("1-layer", "1-layer", "data", "gradient", [1]),
+    "1-layer-smoothgrad": ("1-layer", "1-layer", "data", "smoothgrad", [1]),
+    "1-layer-values": ("1-layer", "1-layer", "data", None, [10, 100, 1000]),
+    "2-layer-gradient": ("2-layer", "2-layer", "data", "gradient", [1, 2, 5, 10, 100]),
+    "2-layer-smoothgrad": ("2-layer", "2-layer", "data", "smoothgrad", [10, 100]),
+    "2-layer-values": ("2-layer", "2-layer", "data", None, [10, 100, 1000, 10_000]),
+    "conv-gradient": ("conv", "conv", "data", "gradient", [1, 5, 10, 100]),
+    "conv-smoothgrad": ("conv", "conv", "data", "smoothgrad", [10, 100]),
+    "conv-values": ("conv", "conv", "data", None, [10, 100, 1000, 10_000]),
+    "conv-gaussian-gradient": ("conv", "conv", "gaussian", "gradient", [10, 100]),
+    "conv-gaussian-values": ("conv", "conv", "gaussian", None, [10_000]),
+    "2-layer-gaussian-gradient": ("2-layer", "2-layer", "gaussian", "gradient", [10, 100]),
+    "2-layer-gaussian-values": ("2-layer", "2-layer", "gaussian", None, [10_000]),
+    "1-by-2-gradient": ("1-layer", "2-layer", "data", "gradient", [1, 10, 100]),
+    "1-by-2-values": ("1-layer", "2-layer", "data", None, [100, 1000, 10_000]),
+    "2-by-1-gradient": ("2-layer", "1-layer", "data", "gradient", [1, 10, 100]),
+    "2-by-1-values": ("2-layer", "1-layer", "data", None, [100, 1000, 10_000]),
+    "2-by-conv-gradient": ("2-layer", "conv", "data", "gradient", [10, 100]),
+    "2-by-conv-values": ("2-layer", "conv", "data", None, [100, 1000]),
+    "conv-by-2-gradient": ("conv", "2-layer", "data", "gradient", [10, 100]),
+    "conv-by-2-values": ("conv", "2-layer", "data", None, [100, 1000]),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--n", type=int, nargs="*", help="only these numbers of queries")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--targets", type=int, default=1, help="how many different targets the seeds go round")
+    parser.add_argument("--sigma-times", type=float, default=1.0, help="SmoothGrad's sigma over the pixels' deviation")
+    parser.add_argument("--quick", action="store_true", help="one seed, at most 10 queries or 100 values")
+    parser.add_argument("--table", action="store_true", help="only print what the results file holds")
+    given = parser.parse_args()
+    if given.table:
+        return table()
+    for case in given.case:
+        model, student, kind, explain, counts = CASES[case]
+        for n in counts:
+            if (given.n and n not in given.n) or (given.quick and n > (100 if explain is None else 10)):
+                continue
+            for seed in range(1 if given.quick else given.seeds):
+                print(ic.line(ic.one(FILE, name="mnist", model=model, student=student, kind=kind, explain=explain, n=n,
+                                     seed=seed, target_seed=seed % given.targets, sigma_times=given.sigma_times)),
+                      flush=True)
+
+
+def table() -> None:
+    rows = [json.loads(text) for text in (ic.RESULTS / FILE).read_text().splitlines()]
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["target"], row["student"], row["queries_from"], row["explain"] or "values",
+               row.get("sigma_times", ""), row["n"]].append(row)
+    print("| target | student | queries | answers | n | accuracy | of the target's | agreement | seeds | cpu s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for key, some in sorted(groups.items(), key=str):
+        good = [r for r in some if "accuracy" in r]
+        if not good:
+            print(f"| {' | '.join(map(str, key))} | failed | | | {len(some)} | |")
+            continue
+        mean = statistics.mean(r["accuracy"] for r in good)
+        low = min(r["accuracy"] for r in good)
+        share = statistics.mean(r["accuracy"] / r["target_accuracy"] for r in good)
+        agree = statistics.mean(r["agreement"] for r in good)
+        cpu = statistics.mean(r["cpu_seconds"] for r in good)
+        sigma = f" ({key[4]:g} sigma_D)" if key[4] != "" else ""
+        print(f"| {key[0]} | {key[1]} | {key[2]} | {key[3]}{sigma} | {key[5]} | {mean:.4f} (worst {low:.4f}) | "
+              f"{share:.1%} | {agree:.4f} | {len(good)} of {len(some)} | {cpu:.0f} |")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(ic.os.environ.get("OMP_NUM_THREADS", "2")))
+    main()
