@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 from foldline.reports.document import Curves, Folds, Scores, Spectrum
+from foldline.reports.junit import UNWRITABLE
 
 INK, MUTED, GRID, ACCENT, NULL, THIRD, FOURTH = (f"#0{i}0{i}0{i}" for i in range(1, 8))
 CLASSES = {INK: "ink", MUTED: "muted", GRID: "grid", ACCENT: "accent", NULL: "null", THIRD: "third", FOURTH: "fourth"}
@@ -60,7 +61,7 @@ def spectrum(figure: Spectrum, axes: Any) -> None:
         axes.axhline(figure.floor, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, label="noise floor")
     for name, at in figure.marks.items():
         axes.axvline(at, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
-        axes.annotate(name, (at, 0.0), xycoords=("data", "axes fraction"), xytext=(-4, 4),
+        axes.annotate(label(name), (at, 0.0), xycoords=("data", "axes fraction"), xytext=(-4, 4),
                       textcoords="offset points", ha="right", va="bottom", color=INK)
     logarithmic(axes, "y")
     axes.set_xlabel("direction, strongest first")
@@ -75,14 +76,14 @@ def curves(figure: Curves, axes: Any) -> None:
         colour = CYCLE[i % 4]
         line = {"line": DASHES[i % 4], "points": "none", "step": DASHES[i % 4], "dashed": (0, (4, 3))}[s.style]
         marker = MARKERS[i % 4] if s.style == "points" or len(x) <= 20 else None
-        axes.plot(x, y, linestyle=line, marker=marker, markersize=5, color=colour, label=s.name,
+        axes.plot(x, y, linestyle=line, marker=marker, markersize=5, color=colour, label=label(s.name),
                   drawstyle="steps-post" if s.style == "step" else "default")
     if figure.log_x:
         logarithmic(axes, "x")
     if figure.log_y:
         logarithmic(axes, "y")
-    axes.set_xlabel(figure.x_label)
-    axes.set_ylabel(figure.y_label)
+    axes.set_xlabel(label(figure.x_label))
+    axes.set_ylabel(label(figure.y_label))
     if len(figure.series) > 1:
         axes.legend(loc="best")
 
@@ -109,16 +110,22 @@ def scores(figure: Scores, axes: Any) -> None:
         # A fixed zigzag separates neighbours; no random jitter, so the figure is reproducible.
         y = [base + 0.26 * (((7 * j) % 11) / 10 - 0.5) * 2 for j in range(len(x))]
         axes.plot(x, y, linestyle="none", marker=MARKERS[i % 4], markersize=5, alpha=0.75, color=CYCLE[i % 4])
-    axes.set_yticks(range(n), [g.name for g in reversed(figure.groups)])
+    axes.set_yticks(range(n), [label(g.name, 16) for g in reversed(figure.groups)])
     axes.set_ylim(-0.6, n - 0.3)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     if figure.threshold is not None:
         axes.axvline(figure.threshold, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
-        axes.annotate(figure.threshold_label, (figure.threshold, 1.0), xycoords=("data", "axes fraction"),
+        axes.annotate(label(figure.threshold_label), (figure.threshold, 1.0), xycoords=("data", "axes fraction"),
                       xytext=(-5, 0), textcoords="offset points", ha="right", va="top", color=INK)
-    axes.set_xlabel(figure.x_label)
+    axes.set_xlabel(label(figure.x_label))
+
+
+def label(text: str, longest: int = 36) -> str:
+    """Names from outside may be long enough to leave no room for the figure, or hold what XML cannot."""
+    text = UNWRITABLE.sub("\ufffd", text)
+    return text if len(text) <= longest else text[:longest - 1] + "…"
 
 
 def logarithmic(axes: Any, which: str) -> None:
@@ -153,7 +160,7 @@ def page_svg(raw: str, name: str, title: str, alt: str) -> str:
     for stale in ("width", "height", "version"):
         root.attrib.pop(stale, None)
     root.set("role", "img")
-    root.set("aria-label", f"{title}. {alt}")
+    root.set("aria-label", UNWRITABLE.sub("\ufffd", f"{title}. {alt}"))
     root.set("class", "plot")
     ET.register_namespace("", SVG)
     ET.register_namespace("xlink", XLINK)
