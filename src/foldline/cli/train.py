@@ -119,8 +119,9 @@ def tell(victim: Victim, out: Path) -> None:
         layers = ", ".join(f"{r:.2g}" for r in k["residual_per_layer"])
         say(f"KKT: stationarity residual by layer {layers}; {k['on_margin']} of {info['n']} rows on the margin, "
             f"{k['active']} multipliers.")
-        say(f"First layer: the spectrum falls most after value {k['gap_at']} (by {k['gap_ratio'] or 0:.3g}), after "
-            f"value n = {info['n']} by {k['ratio_at_n'] or 0:.3g}.")
+        edge = "" if k["above_edge"] is None else f"{k['above_edge']} values stand above what is left of the start, "
+        say(f"First layer: n = {info['n']}; {edge}the spectrum falls by {k['ratio_at_n'] or 0:.3g} after value n, and "
+            f"most (by {k['gap_ratio'] or 0:.3g}) after value {k['gap_at']}.")
     secret = f", and for your eyes only {OWNER}" if (out / OWNER).exists() else ""
     say(f"Wrote {out}: victim.safetensors, {ABOUT}{secret}.", markup_safe=str(out))
 
