@@ -1,0 +1,43 @@
+"""How far the answers are from an exactly piecewise-linear function: rounding, float32, decimals, added noise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foldline.extract.learn_model import Array, Asker
+
+MICRO_LINES, MICRO_POINTS = 4, 4
+STEPS = (1e-6, 1e-3)        # a fold inside the shorter stretch is rare, decimals show on the longer one
+
+
+def measure_noise(ask: Asker, x: Array, known: Array, rng: np.random.Generator) -> float:
+    """Typical error of one answer, from short stretches of line at x (n, d), where F should be linear. 32 rows.
+
+    known (n, m): answers already there, which also show decimals.
+    """
+    d = x.shape[1]
+    t = np.arange(MICRO_POINTS) - (MICRO_POINTS - 1) / 2            # (points,)
+    basis = np.stack([np.ones_like(t), t], 1)
+    medians, seen = [], []
+    for step in STEPS:
+        v = rng.standard_normal((MICRO_LINES, d))
+        v /= np.linalg.norm(v, axis=1, keepdims=True)
+        z = x[:MICRO_LINES, None, :] + step * t[None, :, None] * v[:, None, :]
+        y = ask(ask.points(z.reshape(-1, d))).reshape(MICRO_LINES, MICRO_POINTS, -1)
+        seen.append(y.reshape(-1, y.shape[2]))
+        rest = [block - basis @ np.linalg.lstsq(basis, block, rcond=None)[0] for block in y]
+        medians.append(float(np.median([np.sqrt(np.square(r).sum() / (MICRO_POINTS - 2)) for r in rest])))
+    # The smaller of the two: folds inflate one of them, noise inflates both.
+    answers = np.concatenate([*seen, known])
+    return max(2 * min(medians), decimal_step(answers))
+
+
+def decimal_step(y: Array) -> float:
+    """Half of 10^-k if every answer has at most k <= 9 decimals, else 0."""
+    for k in range(10):
+        scaled = y * 10.0 ** k
+        whole = np.rint(scaled)
+        if np.abs(scaled).max() < 2.0 ** 50 and bool((np.abs(scaled - whole) <= 1e-12 * (1 + np.abs(scaled))).all()):
+            # A function that takes few values is not a rounded one.
+            return 0.5 * 10.0 ** -k if len(np.unique(whole)) >= 6 else 0.0
+    return 0.0
