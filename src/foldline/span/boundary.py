@@ -23,6 +23,11 @@ class Crossings:
     inside: Tensor      # (n,) labels
 
 
+def labels_at(lb: LabelOracle, x: Tensor) -> Tensor:
+    """Labels at x, put back into the box where rounding or a step left it."""
+    return lb(x if lb.box is None else x.clamp(*lb.box))
+
+
 def bisect_segments(lb: LabelOracle, a: Tensor, b: Tensor, label: Tensor, bits: int = BITS) -> Crossings:
     """a, b (n, d) with lb(a) == label != lb(b). Cost: `bits` rows per segment."""
     span = b - a                                                # (n, d)
@@ -31,7 +36,7 @@ def bisect_segments(lb: LabelOracle, a: Tensor, b: Tensor, label: Tensor, bits: 
     high = torch.ones(len(a), dtype=torch.float64)
     for _ in range(bits):
         mid = 0.5 * (low + high)
-        same = lb(a + mid[:, None] * span) == label             # (n,)
+        same = labels_at(lb, a + mid[:, None] * span) == label  # (n,)
         low, high = torch.where(same, mid, low), torch.where(same, high, mid)
     return Crossings(a + low[:, None] * span, span / length[:, None], (high - low) * length, label)
 
@@ -50,7 +55,7 @@ def two_labels(lb: LabelOracle, *, rng: torch.Generator, rows: int, start: Tenso
         if box is not None:
             u = torch.rand(n, d, generator=rng, dtype=torch.float64)
             u = (u, (u > 0.5).double(), u * (u > 0.7), 0.5 + 0.05 * (u - 0.5))[turn % 4]
-            new = box[0] + (box[1] - box[0]) * u
+            new = box[0] + (box[1] - box[0]) * (0.1 + 0.8 * u)      # not on a wall: moves need room on both sides
         else:
             new = SCALES[turn % len(SCALES)] * torch.randn(n, d, generator=rng, dtype=torch.float64)
             if turn % 4 == 3:

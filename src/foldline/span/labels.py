@@ -24,7 +24,7 @@ from foldline.errors import BadInput, BudgetExhausted
 from foldline.oracles.protocols import LabelOracle
 from foldline.randomness import Streams
 from foldline.results import Progress, Provenance, Status, fraction_upper_bound, silent
-from foldline.span.boundary import BITS, balanced_pairs, bisect_segments, two_labels
+from foldline.span.boundary import BITS, balanced_pairs, bisect_segments, labels_at, two_labels
 from foldline.span.normals import FINE, Normal, measure_normal
 from foldline.span.result import SpanCertificate, SpanResult
 
@@ -36,12 +36,13 @@ REPEATS = 16                # points asked twice at the start
 
 
 def recover_span_from_labels(lb: LabelOracle, *, rng: torch.Generator, method: Literal["default", "paper"] = "default",
-                             k: int | None = None, data: Tensor | None = None, confirm: int = CONFIRM,
+                             k: int | None = None, data: Tensor | None = None, confirm: int | None = None,
                              fine: int = FINE, progress: Progress = silent) -> SpanResult:
     """The row space of the first layer, as far as the decision boundary shows it.
 
     k: stop at this rank (required by method="paper"). data: points of the kind the target was made for.
-    confirm: null moves without a change of label that end the search. fine: bits measured at the longest step.
+    confirm: null moves without a change of label that end the search (2 d, but 64 to 256). fine: bits measured at the
+    longest step.
     """
     if not isinstance(lb, LabelOracle):
         raise BadInput(f"recover_span_from_labels needs a label oracle, not {type(lb).__name__}.")
@@ -56,6 +57,7 @@ def recover_span_from_labels(lb: LabelOracle, *, rng: torch.Generator, method: L
         if k is None:
             raise BadInput("method='paper' needs k, the rank to recover: Algorithm 2 is given it.")
         return recover_span_algorithm2(lb, k=k, rng=rng, progress=progress)
+    confirm = min(CONFIRM, max(64, 2 * lb.dim)) if confirm is None else confirm
     streams, used = Streams(rng), lb.used
     search = LabelSearch(lb, streams, k=k, data=data, confirm=confirm, fine=fine, progress=progress)
     try:
@@ -79,6 +81,7 @@ class LabelSearch:
         self.points: list[Tensor] = []
         self.still = 0                                              # null moves without a change
         self.dropped = 0                                            # normals that failed their checks
+        self.blurred = 0                                            # boundary points where labels flicker
         self.doubts = 0                                             # crossings in a row that were not there again
         self.stopped = ""
 
@@ -100,7 +103,7 @@ class LabelSearch:
                 return
             failures = 0 if found else failures + 1
             if failures >= RESTARTS or self.stopped:
-                self.stopped = self.stopped or "folds"
+                self.stopped = self.stopped or ("nondeterministic" if self.blurred > self.dropped else "folds")
                 return
 
     def crossing(self) -> bool | None:
@@ -115,10 +118,10 @@ class LabelSearch:
         at = bisect_segments(self.lb, a, b, label, BITS if self.lb.dtype == torch.float64 else 28)
         # Asked again, a little off the last bits: those may depend on the batch a row is asked in.
         aside = 1e3 * float(torch.finfo(self.lb.dtype).eps) * at.x.norm(dim=1, keepdim=True) + at.width[:, None]
-        held = self.lb(torch.cat([at.x - aside * at.v, at.x + aside * at.v])).reshape(2, -1) == label
+        held = labels_at(self.lb, torch.cat([at.x - aside * at.v, at.x + aside * at.v])).reshape(2, -1) == label
         if not bool((held[0] & ~held[1]).any()):
             # A slanted boundary can fail this once; a target that answers at random fails it again and again.
-            self.dropped += 1
+            self.blurred += 1
             self.doubts += 1
             self.stopped = "nondeterministic" if self.doubts >= RESTARTS // 2 else ""
             return False
@@ -126,8 +129,9 @@ class LabelSearch:
         E = self.open_directions()                                  # (d - r, d)
         for j in range(len(at.x)):
             normal = measure_normal(self.lb, at, j, E, rng=self.check_rng, fine=self.fine)
-            if normal is None:
-                continue                                            # too slanted: cost 64 rows at most
+            if isinstance(normal, str):
+                self.blurred += normal == "blurred"
+                continue
             if not normal.good:
                 self.dropped += 1
                 return False
@@ -144,7 +148,8 @@ class LabelSearch:
         # Beside the boundary by little: a null move with any component on a missing direction shows there.
         gap = 1e-3 * max(float(x.norm()), 1e-3)
         for side in (-1.0, 1.0):
-            self.near.append((x + side * gap * v, -1))
+            beside = x + side * gap * v
+            self.near.append((beside if self.lb.box is None else beside.clamp(*self.lb.box), -1))
 
     def open_directions(self) -> Tensor:
         """Random orthonormal rows spanning the complement of what is known."""
@@ -156,16 +161,19 @@ class LabelSearch:
 
     def moves_that_change(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Two null moves that change a label, or None after `confirm` that do not."""
-        rounds = MOVES
-        while self.still < self.confirm:
+        rounds, cramped = MOVES, 0
+        while self.still < self.confirm and cramped < 8 * self.confirm:
             n = min(rounds, self.confirm - self.still)
             base, label = self.bases(n)
-            end = base + self.null_moves(base)
-            changed = torch.nonzero(self.lb(end) != label)[:, 0]
+            move = self.null_moves(base)
+            end = base + move
+            far = int((move.norm(dim=1) > 0.02 * base.norm(dim=1)).sum())
+            changed = torch.nonzero(labels_at(self.lb, end) != label)[:, 0]
             if len(changed):
                 pick = changed[:2]
                 return base[pick], end[pick], label[pick]
-            self.still += n
+            self.still += far                                       # in a box some moves meet a wall at once
+            cramped += n - far
             rounds *= 4
         return None
 
@@ -173,7 +181,7 @@ class LabelSearch:
         """Half beside the boundary (their labels are asked once), half anywhere."""
         for i, (x, known) in enumerate(self.near):
             if known < 0:
-                self.near[i] = (x, int(self.lb(x[None])[0]))
+                self.near[i] = (x, int(labels_at(self.lb, x[None])[0]))
         rows, labels = [], []
         for j in range(n):
             if j % 2 == 0 and self.near:
@@ -233,8 +241,8 @@ class LabelSearch:
             return Status("one_class", f"All {self.searched} points that were tried have one label: there is no "
                           f"boundary to follow. Pass points of other classes as data=.", notes)
         if self.stopped == "nondeterministic":
-            return Status("nondeterministic", f"The same point was given two labels: bisection cannot be trusted. "
-                          f"{r} directions were found before that showed.", notes)
+            return Status("nondeterministic", f"Points were given two labels, or labels flicker around the boundary: "
+                          f"bisection cannot be trusted. {r} directions were found before that showed.", notes)
         if self.stopped == "budget":
             return Status("budget", f"The budget ran out with {r} directions found; {self.still} null moves since the "
                           f"last changed no label.", notes)

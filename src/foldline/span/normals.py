@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from foldline.oracles.protocols import LabelOracle
-from foldline.span.boundary import Crossings
+from foldline.span.boundary import Crossings, labels_at
 
 FINE = 16
 REACH = 0.03            # first step tried, times |x0|
@@ -31,6 +32,10 @@ GIVE = 6.0              # a slope may be off by this many of its estimated error
 SAMPLE = 8
 FUZZ = 12
 CHECKS = 8
+
+
+Unmeasured = Literal["blurred", "slanted"]
+"""The label flickers around the point, or the boundary is almost parallel to v: a few rows were spent to see it."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Slopes:
         return self.inside_at(self.x0 + h[:, None] * self.E[rows] + t[:, None] * self.v)
 
     def inside_at(self, x: Tensor) -> Tensor:
-        return self.lb(x if self.lb.box is None else x.clamp(*self.lb.box)) == self.label
+        return labels_at(self.lb, x) == self.label
 
     def bisect(self, rows: Tensor, h: Tensor, low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         for _ in range(bits):
@@ -97,26 +102,26 @@ class Slopes:
 
 
 def measure_normal(lb: LabelOracle, at: Crossings, j: int, E: Tensor, *, rng: torch.Generator,
-                   fine: int = FINE) -> Normal | None:
-    """E: (m, d) orthonormal directions whose span holds v. None when the boundary is too slanted or too blurred."""
+                   fine: int = FINE) -> Normal | Unmeasured:
+    """E: (m, d) orthonormal directions whose span holds v."""
     v, label = at.v[j], int(at.inside[j])
     x0 = at.x[j] + 0.5 * at.width[j] * v
     S = Slopes(lb, x0, v, label, E)
     m = len(E)
     fuzz = S.fuzz()
     if fuzz >= 2.0 ** (FUZZ - 2):
-        return None                                             # no place to bisect: the label flickers here
+        return "blurred"                                        # no place to bisect: the label flickers here
     S.resolution *= max(1.0, 2 * fuzz)
     h0 = S.resolution * 2.0 ** (S.coarse + 2)
     bracket = S.steepness(h0)
     if not math.isfinite(bracket):
-        return None
+        return "slanted"
     # On a slanted boundary rounding moves the crossing further.
     S.resolution *= max(1.0, bracket / 4)
     h0 = S.resolution * 2.0 ** (S.coarse + 2)
     slope, error, unknown = coarse_slopes(S, h0, bracket * 4)
     if unknown > m // 20:
-        return None
+        return "slanted"
     c = E @ v                                                   # (m,)
     if abs(1.0 + float(c @ slope)) > 0.05:
         # Already on the smallest scale the slopes contradict each other: folds meet here.

@@ -38,8 +38,8 @@ class PointStream:
     def next(self) -> Tensor:
         """(d,)"""
         self.turn += 1
-        if self.silent >= 2 and self.live and self.turn % 4:
-            return self.near_live()
+        if self.dead and self.live and self.turn % 8:
+            return self.near_live()                             # part of the space is dead: stay where there is life
         between = self.between_dead() if self.silent >= 2 else None
         if between is not None:
             return between

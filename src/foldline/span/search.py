@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -155,9 +157,12 @@ class Search:
         before = self.decision
         if novelty > max(PLAIN, 4 * self.seen.floor):
             self.decision, grown = None, True                   # plainly new: no need to look at the spectrum
+        elif before is not None and novelty <= self.seen.floor and before.kind == "noise" and before.gap >= CLIFF:
+            grown = False                                       # plainly nothing new
+            self.decision = replace(before, tail=before.tail + len(self.seen.rows) - first)
         else:
-            grown = before is not None and self.look().rank > before.rank
-            self.look() if before is None else None
+            now = self.look()
+            grown = before is not None and now.rank > before.rank
         for i in range(first, len(self.seen.ranks)):
             self.seen.ranks[i] = self.decision.rank if self.decision is not None else len(self.seen.Q)
         self.count(grown=grown, zero=zero, repeat=repeat and fresh,
