@@ -4,7 +4,7 @@ FoldlineError                     exit 3   something could not be finished; what
 ├── BudgetExhausted               exit 3   the next batch would cross the budget; nothing was asked
 ├── TargetError                   exit 3   the target raised, or could not be reached
 │   └── BadAnswer                 exit 3   the target answered NaN, the wrong shape or the wrong number of rows
-├── Stopped                       exit 3   time ran out, or Ctrl-C
+├── Stopped                       exit 3   time ran out
 └── BadInput (a ValueError)       exit 2   the caller's mistake, in a full sentence
     ├── BadQuery                  exit 2   wrong width, NaN, an empty batch, outside the declared box
     ├── BadFile                   exit 2   weights, data or results that cannot be read

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foldline.errors import BadFile
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -43,10 +45,13 @@ def say(text: str, *, markup_safe: str | None = None) -> None:
 
 
 def report_crash(error: Exception) -> None:
-    log = Path(tempfile.gettempdir()) / "foldline-crash.log"
-    log.write_text("".join(traceback.format_exception(error)))
+    from foldline import __version__
+    # A name of its own: a fixed one in a shared folder could be somebody else's link.
+    handle, log = tempfile.mkstemp(prefix="foldline-crash-", suffix=".log")
+    with open(handle, "w") as file:
+        file.write(f"foldline {__version__}, Python {sys.version}\n" + "".join(traceback.format_exception(error)))
     say(f"[red]foldline hit a bug of its own:[/] {type(error).__name__}. The details are in {log}; please open an "
-        f"issue with that file (check it for secrets first). --debug shows them here.")
+        f"issue with that file (check it for secrets first). --debug shows them here.", markup_safe=log)
 
 
 def emit(result: Mapping[str, Any], to: str | None) -> None:
@@ -56,15 +61,29 @@ def emit(result: Mapping[str, Any], to: str | None) -> None:
     text = json.dumps(result, indent=1, allow_nan=False)
     if to == "-":
         sys.stdout.write(text + "\n")
-    else:
+        return
+    try:
         Path(to).write_text(text + "\n")
-        say(f"Wrote {to}", markup_safe=to)
+    except OSError as error:
+        raise BadFile(f"{to} cannot be written: {error.strerror}.") from error
+    say(f"Wrote {to}", markup_safe=to)
+
+
+def check_json(to: str | None) -> None:
+    """Before hours of work: can the result be written where --json points?"""
+    if to is None or to == "-":
+        return
+    path = Path(to)
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise BadFile(f"--json {to} cannot be written: " + ("it is a folder." if path.is_dir() else
+                                                            f"there is no folder {path.resolve().parent}."))
 
 
 def finish(status: Status) -> None:
     """Say how it ended and leave with the right code: 0 done, 3 incomplete."""
     colour = "green" if status.ok else "yellow"
-    say(f"[{colour}]{status.code}[/]: {status.message} {' '.join(status.notes)}", markup_safe=None)
+    text = " ".join((status.message, *status.notes))
+    say(f"[{colour}]{status.code}[/]: {text}", markup_safe=text)
     if not status.ok:
         raise typer.Exit(3)
 

@@ -1,18 +1,28 @@
-"""The `foldline` command: finds the subcommands and turns every error into a sentence and an exit code."""
+"""The `foldline` command: finds the subcommands and turns every error into a sentence and an exit code.
+
+0 done, 1 findings at or above --fail-on, 2 usage, 3 incomplete, 70 a bug of ours, 130 Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from foldline.cli.common import report_crash, say
+from foldline import __version__
+from foldline.cli.common import check_json, report_crash, say
 from foldline.errors import FoldlineError
 
 COMMANDS = ("audit", "probe", "train", "span", "extract", "learn", "imitate", "reconstruct", "obfuscate", "serve",
             "report")
+INTERRUPTED = 130
+BUG = 70
 
 app = typer.Typer(
     name="foldline", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
@@ -22,9 +32,59 @@ app = typer.Typer(
          "[bold]foldline probe TARGET[/].",
 )
 
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"foldline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True,
+                                          help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback instead of a sentence.")] = False,
+) -> None:
+    """Options of every command; `main` has read --debug already, wherever it stood."""
+
+
+def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Ctrl-C, a reader that went away, and --json into nowhere, dealt with before typer sees them."""
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        check_json(arguments.get("json_out"))
+        try:
+            command(**arguments)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            stopped(has_run="run" in arguments)
+            leave_now(INTERRUPTED)
+        except BrokenPipeError:
+            # The reader (head, less) has seen enough. Python would complain once more when it flushes at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+    return run
+
+
+def leave_now(code: int) -> NoReturn:
+    """Without the interpreter's farewell, which takes torch half a second: run folders closed, text out, gone."""
+    transcript = sys.modules.get("foldline.oracles.transcript")
+    if transcript is not None:
+        transcript.close_all()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def stopped(*, has_run: bool = False) -> None:
+    kept = " What was asked with --run DIR is kept: the same command with the same DIR and --seed resumes." \
+        if has_run else " Finished steps are kept; the same command goes on from them where it can."
+    say(f"[yellow]Stopped.[/]{kept}")
+
+
 for _name in COMMANDS:
     if find_spec(f"foldline.cli.{_name}"):
-        app.command(_name)(import_module(f"foldline.cli.{_name}").command)
+        app.command(_name)(guarded(import_module(f"foldline.cli.{_name}").command))
 
 
 def main() -> None:
@@ -38,12 +98,10 @@ def main() -> None:
         say(f"[red]foldline:[/] {error}", markup_safe=str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        say("[yellow]Stopped.[/] What was done is kept; the same command with the same --run and --seed resumes.")
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
+        stopped()
+        leave_now(INTERRUPTED)
     except Exception as error:
         if debug:
             raise
         report_crash(error)
-        sys.exit(70)
+        sys.exit(BUG)
