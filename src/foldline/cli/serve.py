@@ -97,7 +97,11 @@ def command(
     sock.listen(128)
     emit({"url": url, "openapi": f"{url}/openapi.json", "defences": switches.on(), "pid": os.getpid()}, json_out)
     flush()
-    run_until_told(app, sock, log_level="info" if verbose else "warning", stop_after=stop_after, with_stdin=with_stdin)
+    try:
+        run_until_told(app, sock, log_level="info" if verbose else "warning", stop_after=stop_after,
+                       with_stdin=with_stdin)
+    except KeyboardInterrupt:               # how a server is meant to end
+        say("Stopped.")
 
 
 def is_loopback(host: str) -> bool:

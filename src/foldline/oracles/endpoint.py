@@ -241,7 +241,9 @@ def caller_for(spec: EndpointSpec) -> Caller:
         with reading_certificates(spec.verify):
             verify = ssl.create_default_context(cafile=spec.verify)
     client: httpx.Client = httpx_client(
-        headers={"user-agent": "foldline", **spec.secret_headers()}, verify=verify, follow_redirects=False,
+        headers={b"user-agent": b"foldline",
+                 **{k.encode("latin-1"): v.encode() for k, v in spec.secret_headers().items()}},
+        verify=verify, follow_redirects=False,
         timeout=httpx.Timeout(spec.timeout), trust_env=not loopback,      # a proxy has no business on loopback
         limits=httpx.Limits(max_connections=spec.concurrency, max_keepalive_connections=spec.concurrency))
     return Caller(client, attempts=spec.attempts, timeout=spec.timeout, rate=spec.rate_limit)

@@ -31,6 +31,7 @@ from foldline.serving.switching import METHODS
 from foldline.serving.victim import Switches, Victim
 
 ROWS = 1024                 # per request, unless told otherwise
+KEY_HEADER = "X-API-Key"
 TEXT_PER_NUMBER = 26        # bytes: the longest repr of a double, a comma and a space
 OPEN = Switches()           # no defence at all
 log = logging.getLogger("foldline.serve")
@@ -61,15 +62,17 @@ def make_app(target: Any, *, switches: Switches = OPEN, api_key: str | None = No
     limit = max_bytes or 65_536 + max_rows * (victim.dim * TEXT_PER_NUMBER + 32)
     rate = RateLimit(rate_limit) if rate_limit is not None else None
     budget = RowBudget(switches.query_budget) if switches.query_budget is not None else None
-    counts = Counts()
+    counts, body = Counts(), body_schema(victim.dim, max_rows)
     app = FastAPI(title="foldline serve", version=__version__, docs_url=None, redoc_url=None,
                   description="A model and its explanations over HTTP. The switches of its owner decide what leaves.")
     app.state.counts, app.state.victim = counts, victim
-    scheme = APIKeyHeader(name="X-API-Key", auto_error=False)
+    # Named in OpenAPI only where a key is asked for.
+    locks = [Depends(APIKeyHeader(name=KEY_HEADER, auto_error=False))] if api_key is not None else []
 
-    def client(request: Request, key: Annotated[str | None, Depends(scheme)] = None) -> str:
+    def client(request: Request) -> str:
         """Who is asking: a digest of the key, or the address. 401 and 429 come from here."""
-        if api_key is not None and not hmac.compare_digest((key or "").encode(), api_key.encode()):
+        key = request.headers.get(KEY_HEADER, "")
+        if api_key is not None and not hmac.compare_digest(key.encode("latin-1"), api_key.encode("utf-8")):
             raise HTTPException(401, "The header X-API-Key is missing or wrong.", {"WWW-Authenticate": "APIKey"})
         host = request.client.host if request.client else ""
         who = hashlib.sha256(api_key.encode()).hexdigest() if api_key else host
@@ -112,17 +115,18 @@ def make_app(target: Any, *, switches: Switches = OPEN, api_key: str | None = No
                 "rows_per_request": max_rows, "bytes_per_request": limit, "encodings": ["json", "safetensors"],
                 "api_key": api_key is not None}
 
-    @app.post("/predict", openapi_extra=BODY, responses=said("values", "(n, outputs)"))
+    @app.post("/predict", dependencies=locks, openapi_extra=body, responses=said("values", "(n, outputs)"))
     async def predict(request: Request, who: Client) -> Response:
         """Outputs of the model, a row each."""
         return await answer(request, who, "values")
 
-    @app.post("/label", openapi_extra=BODY, responses=said("labels", "(n,)"))
+    @app.post("/label", dependencies=locks, openapi_extra=body, responses=said("labels", "(n,)"))
     async def label(request: Request, who: Client) -> Response:
         """The number of the largest output, a row each."""
         return await answer(request, who, "labels")
 
-    @app.post("/explain", openapi_extra=BODY, responses=said("gradients", "(n, dim), with `values` (n,)"))
+    @app.post("/explain", dependencies=locks, openapi_extra=body,
+              responses=said("gradients", "(n, dim), with `values` (n,)"))
     async def explain(request: Request, who: Client, output: Annotated[int, Query(ge=0, lt=victim.outputs)] = 0,
                       method: Annotated[str, Query(json_schema_extra={"enum": METHODS})] = METHODS[0]) -> Response:
         """The value of one output and what moved it."""
@@ -194,9 +198,14 @@ def reply(kind: Kind, block: Tensor, ids: Tensor, accept: str) -> Response:
     return Response(text, media_type=JSON)
 
 
-BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {
-    JSON: {"schema": RowsBody.model_json_schema()},
-    SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}}}
+def body_schema(dim: int, max_rows: int) -> dict[str, Any]:
+    """The request for OpenAPI, with this model's width and this server's limit."""
+    schema = RowsBody.model_json_schema()
+    schema["properties"]["rows"].update(maxItems=max_rows)
+    schema["properties"]["rows"]["items"].update(minItems=dim, maxItems=dim)
+    return {"requestBody": {"required": True, "content": {
+        JSON: {"schema": schema}, SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}}}
+
 
 ERROR = {"content": {JSON: {"schema": {"type": "object", "required": ["detail"], "properties": {"detail": {}}}}}}
 

@@ -1,0 +1,68 @@
+"""Claim: at least 5,000 rows/s for 784-dimensional inputs through client, server and ledger, client overhead < 20 %.
+
+The server is a child process (`foldline serve`), the client this one, both on the same two cores; answers go through
+a metered oracle into a run folder (hashed, kept in SQLite). Overhead is the client's processor time (its encoding,
+checking, sockets and the ledger) over the wall time: what it does not spend waiting.
+
+    python benchmarks/http_speed.py [--rows 20000] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from http_common import DIM, record, table, victim_network
+
+import foldline as fl
+from foldline.oracles.authorisation import authorised
+from foldline.oracles.transcript import open_run
+from foldline.randomness import generator
+from foldline.serving.run import serving_process
+
+
+def measure(url: str, kind: str, rows: int, batch: int, folder: Path | None) -> dict[str, Any]:
+    oracle: Any = {"values": fl.value_oracle, "gradient": fl.gradient_oracle, "labels": fl.label_oracle}[kind](
+        url, run=folder)
+    rng = generator(1)
+    oracle(torch.rand(64, DIM, generator=rng, dtype=torch.float64))         # the server opens its source here
+    batches = [torch.rand(batch, DIM, generator=rng, dtype=torch.float64) for _ in range(max(1, rows // batch))]
+    cpu, started = time.process_time(), time.perf_counter()
+    for x in batches:
+        oracle(x)
+    wall, cpu = time.perf_counter() - started, time.process_time() - cpu
+    if folder is not None:
+        open_run(folder).close()
+    return {"rows_per_s": len(batches) * batch / wall, "overhead": cpu / wall}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    rows = 4000 if options.quick else options.rows
+    found = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for dtype in ("float32", "float64"):
+            weights = folder / f"{dtype}.safetensors"
+            fl.save(victim_network(getattr(torch, dtype)), weights)
+            with serving_process(f"weights:{weights}", "--stop-after", "300") as url, authorised("my own server"):
+                for kind in ("values", "gradient", "labels"):
+                    for ledger in (True, False):
+                        for batch in (5000,) if options.quick else (1000, 5000):
+                            run = folder / f"{dtype}-{kind}-{batch}" if ledger else None
+                            row = {"dtype": dtype, "kind": kind, "batch": batch, "ledger": "run folder" if ledger
+                                   else "count only", "rows": rows, **measure(url, kind, rows, batch, run)}
+                            found.append(row)
+                            record("http_speed", **row)
+    table(found)
+
+
+if __name__ == "__main__":
+    main()
