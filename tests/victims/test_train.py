@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,25 @@ def test_an_interrupted_run_ends_bit_for_bit_the_same(digits: Dataset, tmp_path:
     assert min(s for s in steps if s) > 10                                          # it did not start again
     assert same(whole.module, again.module)
     assert not (tmp_path / "c.safetensors").exists()
+
+
+def test_ctrl_c_keeps_every_step(digits: Dataset, tmp_path: Path) -> None:
+    """The signal comes in the middle of a run; the checkpoint is of a whole step, and the run goes on from it."""
+    ask = {"n": 12, "data_set": digits, "recipe": EVERYDAY.changed(steps=300), "arguments": NARROW}
+    file, seen = tmp_path / "c.safetensors", []
+
+    def interrupt(stage: str, numbers: object) -> None:
+        if stage == "training" and not seen:
+            seen.append(1)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit_module, "REPORT_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            train_victim("everyday", rng=generator(5), checkpoint=file, progress=interrupt, **ask)
+    assert file.exists() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    again = train_victim("everyday", rng=generator(5), checkpoint=file, **ask)
+    assert same(again.module, train_victim("everyday", rng=generator(5), **ask).module)
 
 
 def test_a_checkpoint_of_another_run_or_a_broken_one_is_an_error(digits: Dataset, tmp_path: Path,

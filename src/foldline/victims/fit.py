@@ -6,11 +6,14 @@ ends bit for bit where an uninterrupted one does (on the same machine with the s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,21 +53,24 @@ def fit(module: nn.Module, x: Tensor, y: Tensor, recipe: Recipe, *, streams: Str
     step, close = stepper(module, optimiser, x, y, recipe, streams, per_epoch)
     watch = recipe.stop_loss
     last_report = last_save = time.perf_counter()
-    while done < total:
-        loss = step(done)
-        # The loss is the one before the step; the step is taken all the same, so a run ends below what it promises.
-        done += 1
-        if watch is not None and float(loss) <= watch:
-            break
-        now = time.perf_counter()
-        if now - last_report > REPORT_SECONDS:
-            last_report = now
-            if not math.isfinite(float(loss)):
+    with deferred_interrupt(checkpoint is not None) as asked_to_stop:
+        while done < total:
+            loss = step(done)
+            # The loss is the one before the step; the step is taken all the same, so a run ends below its promise.
+            done += 1
+            if watch is not None and float(loss) <= watch:
                 break
-            progress("training", {"done": done, "total": total, "loss": float(loss)})
-        if checkpoint is not None and now - last_save > CHECKPOINT_SECONDS:
-            save_checkpoint(checkpoint, module, optimiser, done, name)
-            last_save = time.perf_counter()
+            now = time.perf_counter()
+            if now - last_report > REPORT_SECONDS:
+                last_report = now
+                if not math.isfinite(float(loss)):
+                    break
+                progress("training", {"done": done, "total": total, "loss": float(loss)})
+            if checkpoint is not None and (asked_to_stop or now - last_save > CHECKPOINT_SECONDS):
+                save_checkpoint(checkpoint, module, optimiser, done, name)
+                last_save = time.perf_counter()
+            if asked_to_stop:
+                raise KeyboardInterrupt
     close()
     module.eval()
     loss_now, accuracy = score(module, x, y)
@@ -73,6 +79,29 @@ def fit(module: nn.Module, x: Tensor, y: Tensor, recipe: Recipe, *, streams: Str
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
     return Fit(done, loss_now, accuracy, time.perf_counter() - start_time)
+
+
+@contextlib.contextmanager
+def deferred_interrupt(wanted: bool) -> Iterator[list[int]]:
+    """Ctrl-C only fills the list: in the middle of a step the parameters would fit no step number.
+
+    A second Ctrl-C interrupts at once. Outside the main thread signals are not ours to catch.
+    """
+    asked: list[int] = []
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def optimiser_of(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer | None:

@@ -39,7 +39,7 @@ class KKTReport:
     gap_at: int                         # where the spectrum of [W1, b1] falls most
     gap_ratio: float                    # s[gap_at] / s[gap_at + 1]
     ratio_at_n: float                   # s[n] / s[n + 1]; nan where the layer has no n + 1 values
-    start_edge: float                   # largest singular value that what is left of the start can have; nan: unknown
+    start_edge: float                   # the largest singular value that the rest of the start can have; nan: unknown
     above_edge: int | None              # singular values that stand 2 % above it
     spectrum: list[float]               # around the gap and n: see spectrum_index
     spectrum_index: list[int]           # 1-based
@@ -60,18 +60,20 @@ def report_of(victim: Victim) -> dict[str, Any] | None:
 def start_edge(module: nn.Module, recipe: Mapping[str, Any], steps: int) -> float:
     """The edge of the start's random matrix, std (sqrt(h) + sqrt(d + 1)), after the decay of its training.
 
-    With SGD a weight that no gradient feeds shrinks by lr decay / (1 - momentum) a step; Adam's steps know no such
-    law, so nan there.
+    With SGD a weight that no gradient feeds shrinks by lr decay / (1 - momentum) a step, while every step rounds it
+    by up to half a unit in the last place: the two balance at the rounding floor added here. Adam's steps know no
+    such law, so nan there.
     """
     W, b = linear_layers(module)[0]
     h, d = W.shape
     std = recipe["first_layer_std"] if recipe["first_layer_std"] is not None else 1 / math.sqrt(3 * d)
-    left = 1.0
-    if recipe["weight_decay"]:
-        if recipe["optimiser"] != "sgd":
-            return math.nan
-        left = (1 - recipe["lr"] * recipe["weight_decay"] / (1 - recipe["momentum"])) ** steps
-    return float(std * left * (math.sqrt(h) + math.sqrt(d + (b is not None))))
+    rate = recipe["lr"] * recipe["weight_decay"] / (1 - recipe["momentum"])
+    if rate and recipe["optimiser"] != "sgd":
+        return math.nan
+    walk = min(steps, 1 / (2 * rate) if rate else steps)                # steps whose rounding is still there
+    unit = torch.finfo(getattr(torch, recipe["dtype"])).eps * float(W.square().mean().sqrt())
+    noise = math.hypot(std * max(1 - rate, 0.0) ** steps, unit * math.sqrt(walk / 12))
+    return float(noise * (math.sqrt(h) + math.sqrt(d + (b is not None))))
 
 
 def kkt_report(module: nn.Module, x: Tensor, y: Tensor, *, edge: float = math.nan) -> KKTReport:

@@ -15,7 +15,8 @@ from foldline.victims.recipes import Recipe
 
 
 def private_step(module: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor, recipe: Recipe,
-                 loss_of: Callable[[Tensor, Tensor], Tensor], streams: Streams) -> tuple[Callable[[int], Tensor], Callable[[], None]]:
+                 loss_of: Callable[[Tensor, Tensor], Tensor],
+                 streams: Streams) -> tuple[Callable[[int], Tensor], Callable[[], None]]:
     """step(i): one DP-SGD step, and close(): takes opacus's hooks off the module again.
 
     Batch and noise come from streams named by i, so that a resumed run is the same.
