@@ -22,6 +22,15 @@ CASES = {   # name: (preset, data set, n)
     "small-start-mnist-n20": ("small-start", "mnist", 20),
     "small-start-mnist-n100": ("small-start", "mnist", 100),
     "small-start-cifar10-n100": ("small-start", "cifar10", 100),
+    "standard-start-cifar10-n10": ("standard-start", "cifar10", 10),
+    "standard-start-cifar10-n50": ("standard-start", "cifar10", 50),
+    "small-start-cifar10-n50": ("small-start", "cifar10", 50),
+    "small-start-cifar10-n500": ("small-start", "cifar10", 500),
+    "small-start-cifar10-n1000": ("small-start", "cifar10", 1000),
+    "small-start-100-cifar10-n500": ("small-start-100", "cifar10", 500),
+    "small-start-deep4-cifar10-n500": ("small-start-deep4", "cifar10", 500),
+    "small-start-deep5-cifar10-n500": ("small-start-deep5", "cifar10", 500),
+    "small-start-biases-cifar10-n500": ("small-start-biases", "cifar10", 500),
     "everyday-mnist-n20": ("everyday", "mnist", 20),
     "everyday-mnist-n50": ("everyday", "mnist", 50),
     "everyday-mnist-n100": ("everyday", "mnist", 100),
@@ -50,7 +59,7 @@ def main() -> None:
     from foldline.victims.store import ABOUT
     cases = options.case or (QUICK if options.quick else CASES)
     seeds = [options.seed] if options.seed is not None else range(1 if options.quick else options.seeds)
-    print(f"{'victim':<26} {'seed':>4} {'loss':>9} {'test':>6} {'above edge':>10} {'ratio at n':>10} {'residual':>8} "
+    print(f"{'victim':<31} {'seed':>4} {'loss':>9} {'test':>6} {'above edge':>10} {'ratio at n':>10} {'residual':>8} "
           f"{'seconds':>8}")
     for seed in seeds:
         for case in cases:
@@ -62,7 +71,7 @@ def main() -> None:
                    **{x: info[x] for x in ("steps", "train_loss", "test_accuracy", "seconds")},
                    **{x: k[x] for x in ("gap_at", "gap_ratio", "ratio_at_n", "start_edge", "above_edge", "residual",
                                         "residual_per_layer", "active", "on_margin", "margin_spread")}}
-            print(f"{case:<26} {seed:>4} {row['train_loss']:>9.2e} {row['test_accuracy']:>6.3f} "
+            print(f"{case:<31} {seed:>4} {row['train_loss']:>9.2e} {row['test_accuracy']:>6.3f} "
                   f"{k['above_edge']!s:>10} {k['ratio_at_n']:>10.1f} {k['residual_per_layer'][0]:>8.3f} "
                   f"{info['seconds']:>8.1f}", flush=True)
             if fresh:                                               # trained now, not read from the cache

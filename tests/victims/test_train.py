@@ -181,6 +181,7 @@ def test_divergence_and_impossible_recipes_are_errors(digits: Dataset) -> None:
         train_victim("everyday", rng=generator(0), n=10, data_set=digits, arguments=NARROW,
                      recipe=EVERYDAY.changed(lr=1e6, steps=50))
     for wrong in ({"steps": 1, "epochs": 1}, {}, {"steps": 1, "inputs": "half"}, {"steps": 1, "batch": 0},
+                  {"steps": 1, "lr": -1.0}, {"steps": 1, "lr": math.nan}, {"steps": -1}, {"steps": 1, "inputs": "nan"},
                   {"steps": 1, "batch": 2, "optimiser": "log-loss"}, {"steps": 1, "batch": 2, "stop_loss": 0.1}):
         with pytest.raises(BadInput, match=r"\.$"):
             Recipe(**wrong)

@@ -6,6 +6,7 @@ METHODS.md for the everyday recipe and the fast way to the KKT point; paper 000 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -43,11 +44,18 @@ class Recipe:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise BadInput("A recipe needs either steps or epochs.")
+        if not 0 < self.lr < math.inf or not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
+            raise BadInput(f"A recipe needs a positive learning rate, a momentum in [0, 1) and a decay of at least 0, "
+                           f"not {self.lr}, {self.momentum} and {self.weight_decay}.")
+        if (self.steps or self.epochs or 0) < 0:
+            raise BadInput("A recipe cannot take a negative number of steps or epochs.")
         if self.inputs not in ("mean", "raw"):
             try:
-                float(self.inputs)
+                finite = math.isfinite(float(self.inputs))
             except ValueError:
-                raise BadInput(f"inputs must be 'mean', 'raw' or a number to subtract, not {self.inputs!r}.") from None
+                finite = False
+            if not finite:
+                raise BadInput(f"inputs must be 'mean', 'raw' or a number to subtract, not {self.inputs!r}.")
         if self.batch is not None and self.batch < 1:
             raise BadInput(f"The batch must hold at least one row, not {self.batch}.")
         if self.batch is not None and self.stop_loss is not None:
