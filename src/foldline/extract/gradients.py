@@ -37,6 +37,7 @@ from foldline.results import FunctionCertificate, Progress, Provenance, Status, 
 FAR = 1e6                   # where a line ends: a unit crosses farther out with probability 1e-6
 FIRST_TESTS = 3
 TESTS_PER_GAP = 1 / 20
+MEMORY = 16
 LUCK = 0.4                  # while this share of blamed gaps splits, blame is worth its rows
 ROUNDS = 24                 # segments tried for what the path missed
 
@@ -101,7 +102,8 @@ class Run:
         self.smallest_gap = float("inf")
         self.line: Line | None = None
         self.test_rng = streams("tests")
-        self.luck, self.nearness, self.near_tests = 1.0, 0.5, 0
+        self.nearness, self.near_tests = 0.5, 0
+        self.recent: list[float] = [1.0] * MEMORY                     # which of the last blamed gaps split
         self.blaming: tuple[int, int] | None = None
 
     # -- what noise allows ---------------------------------------------------------------------------------------
@@ -247,7 +249,8 @@ class Run:
         assert self.tests is not None
         if self.blaming is not None:
             before, asked = self.blaming
-            self.luck = 0.5 * self.luck + 0.5 * (len(gaps) - before) / max(asked, 1)
+            won = min(len(gaps) - before, asked)
+            self.recent = (self.recent + [1.0] * won + [0.0] * (asked - won))[-MEMORY:]
             self.blaming = None
         wanted = FIRST_TESTS + int(len(gaps) * TESTS_PER_GAP)
         if wanted > len(self.tests[0]) and maybe:
@@ -266,7 +269,7 @@ class Run:
                 return sure + [b for b, _ in hidden if b not in sure]
             if sure:
                 return sure
-            if self.luck > LUCK:
+            if sum(self.recent) >= LUCK * len(self.recent):
                 chosen = self.blamed(gaps, maybe, candidate.W, R[bad])
                 self.blaming = (len(gaps), len(chosen))
                 return chosen

@@ -24,7 +24,8 @@ from foldline.extract.units import Units
 PILOT = 8                   # directions asked first, to learn how far steps may go
 SHARE = 0.01                # of the distance to the nearest fold, for the pilot's steps; folds far off may be steep
 CLEAR = 5.0                 # later steps keep this many typical r away from a fold
-CONDITION = 12.0            # of the jumps that share one difference
+CONDITION = 60.0            # of the jumps that share one difference
+FILL = 0.8                  # of the outputs, how many folds share one difference: the rest are spare equations
 AGAIN = 8                   # rounds of asking again
 
 
@@ -63,7 +64,7 @@ def chosen_pieces(line: FoldLine, width: Tensor) -> list[int]:
     while chosen[-1] < m:
         start = chosen[-1]
         last = start + 1
-        for end in range(start + 1, min(m, start + k) + 1):
+        for end in range(start + 1, min(m, start + max(1, int(FILL * k))) + 1):
             K = line.jump[start:end].T                               # (k, n)
             K = K / K.norm(dim=0).clamp_min(1e-300)
             sv = torch.linalg.svdvals(K)

@@ -22,72 +22,80 @@ def suspects(gaps: list[Gap], u: Units, x_bad: Tensor, R_bad: Tensor, r_bad: Ten
     """[(gap, t)]: gaps that hide a fold, each with a t between the two, best first; at most one per gap.
 
     u: the gaps as units. x_bad (n, d), R_bad (n, d), r_bad (n,): tests that disagree, in gradient and value;
-    x, R: all tests.
+    x, R: all tests. Everything is done with inner products, so that thousands of candidates cost little.
     """
-    V, beta = candidates(x_bad, R_bad, r_bad)                        # (c, d), (c,)
-    if len(V) == 0:
+    smallest = R_bad.norm(dim=1).argsort()[:MOST]
+    B, beta = R_bad[smallest], (r_bad - (R_bad * x_bad).sum(1))[smallest]        # (b, d), (b,)
+    mix = mixtures(len(B))                                           # (c, b), entries -1, 0, 1
+    size = (mix @ (B @ B.T) * mix).sum(1)                            # (c,) squared norms
+    enough = size > 1e-12 * float(R.square().sum(1).max())
+    mix, size = mix[enough], size[enough]
+    if len(mix) == 0:
+        return []
+    beta = mix @ beta                                                # (c,)
+    gap_of, t1 = crossings(gaps, mix, B, beta)                       # (c,), (c,)
+    ok = gap_of >= 0
+    mix, size, beta, gap_of, t1 = mix[ok], size[ok], beta[ok], gap_of[ok], t1[ok]
+    if len(mix) == 0:
         return []
     J, jb = u.W * u.A[0][:, None], u.b * u.A[0]                      # the jump of each gap along the path
+    start = torch.stack([b.on.x0 for b in gaps])[gap_of]             # (c, d)
+    along = torch.stack([b.on.u for b in gaps])[gap_of]
+    lo = torch.tensor([b.left.t2 for b in gaps], dtype=torch.float64)[gap_of]
+    hi = torch.tensor([b.right.t1 for b in gaps], dtype=torch.float64)[gap_of]
+    V = mix @ B                                                      # (c, d)
+    Jc, jbc = J[gap_of], jb[gap_of]
     before = R.square().sum(1)                                       # (n,)
+    RV, RJ = R @ V.T, R @ Jc.T                                       # (n, c)
+    xV, xJ = x @ V.T + beta, x @ Jc.T + jbc
+    VJ, JJ = (V * Jc).sum(1), Jc.square().sum(1)
+    old = u.A[0][gap_of] * xJ > 0                                    # (n, c)
     found: dict[int, tuple[float, float]] = {}
-    place = crossings(gaps, V, beta)
-    for c, (j, t) in enumerate(place):
-        if j < 0:
-            continue
-        b = gaps[j]
-        for s in (1.0, -1.0):
-            v, vb = s * V[c], s * beta[c]
-            rest, rb = J[j] - v, jb[j] - vb
-            slope = float(rest @ b.on.u)
-            if slope == 0.0:
-                continue
-            t2 = -float(rest @ b.on.x0 + rb) / slope
-            if not b.left.t2 < t2 < b.right.t1 or t2 == t:
-                continue
-            # Both halves point along the path: far side active where sign(slope) times the jump is positive.
-            one = torch.sign(v @ b.on.u) * (x @ v + vb) > 0
-            two = torch.sign(rest @ b.on.u) * (x @ rest + rb) > 0
-            old = u.A[0, j] * (x @ J[j] + jb[j]) > 0
-            change = one[:, None] * v + two[:, None] * rest - old[:, None] * J[j]          # (n, d)
-            moved = change.square().sum(1) > 1e-12 * before.max()
-            after = (R - change).square().sum(1)
-            better = int((after < 0.999 * before)[moved].sum())
-            worse = int((after > 1.001 * before)[moved].sum())
-            solved = int(((after < 1e-12 * before) & moved).sum())
-            # One row agrees by construction; a second one is evidence, a row that gets worse is evidence against.
-            score = 2.0 * (solved - 1) + better - 1 - 2.0 * worse
-            if better >= 2 and score > 0 and score > found.get(j, (0.0, 0.0))[0]:
-                found[j] = (score, 0.5 * (t + t2))
+    for s in (1.0, -1.0):
+        slope1 = s * (V * along).sum(1)
+        slope2 = ((Jc - s * V) * along).sum(1)
+        t2 = -(((Jc - s * V) * start).sum(1) + jbc - s * beta) / slope2
+        # Both halves point along the path: the far side is where sign(slope) times the jump is positive.
+        one = (slope1.sign() * s * xV > 0).double() - old.double()   # change of activity: coefficient of v
+        two = (slope2.sign() * (xJ - s * xV) > 0).double() - old.double()
+        vv, vr, rr = size, s * VJ - size, JJ - 2 * s * VJ + size
+        change2 = one * one * vv + 2 * one * two * vr + two * two * rr
+        after = before[:, None] - 2 * (one * s * RV + two * (RJ - s * RV)) + change2     # (n, c)
+        moved = change2 > 1e-12 * before.max()
+        better = ((after < 0.999 * before[:, None]) & moved).sum(0)
+        worse = ((after > 1.001 * before[:, None]) & moved).sum(0)
+        solved = ((after < 1e-11 * before[:, None]) & moved).sum(0)
+        # One row agrees by construction; a second one is evidence, a row that gets worse is evidence against.
+        score = 2.0 * (solved - 1) + better - 1 - 2.0 * worse
+        good = (better >= 2) & (score > 0) & (t2 > lo) & (t2 < hi) & (t2 != t1)
+        for c in good.nonzero().flatten().tolist():
+            j = int(gap_of[c])
+            if float(score[c]) > found.get(j, (0.0, 0.0))[0]:
+                found[j] = (float(score[c]), 0.5 * float(t1[c] + t2[c]))
     order = sorted(found.items(), key=lambda kv: -kv[1][0])
     return [(gaps[j], t) for j, (_, t) in order]
 
 
-def candidates(x: Tensor, R: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """Affine functions that may be a single unit: disagreeing rows, then sums and differences of the smallest."""
-    beta = r - (R * x).sum(1)                                        # (n,)
-    order = R.norm(dim=1).argsort()[:MOST]
-    V, B = [R[order]], [beta[order]]
-    n = len(order)
-    if n > 1:
-        i, j = torch.triu_indices(n, n, 1)
-        for s in (1.0, -1.0):
-            V.append(R[order][i] - s * R[order][j])
-            B.append(beta[order][i] - s * beta[order][j])
-    all_V, all_B = torch.cat(V), torch.cat(B)
-    size = all_V.norm(dim=1)
-    keep = size > 1e-6 * float(R.norm(dim=1).max())
-    return all_V[keep], all_B[keep]
+def mixtures(n: int) -> Tensor:
+    """(c, n): single rows, then sums and differences of two."""
+    single = torch.eye(n, dtype=torch.float64)
+    if n < 2:
+        return single
+    i, j = torch.triu_indices(n, n, 1)
+    return torch.cat([single, single[i] - single[j], single[i] + single[j]])
 
 
-def crossings(gaps: list[Gap], V: Tensor, beta: Tensor) -> list[tuple[int, float]]:
-    """For each candidate the gap that its hyperplane meets, and where; (-1, nan) if none."""
-    out = [(-1, float("nan"))] * len(V)
+def crossings(gaps: list[Gap], mix: Tensor, B: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """(gap (c,), t (c,)): which gap each candidate's hyperplane meets, and where; gap -1 if none."""
+    where = torch.full((len(mix),), -1)
+    at = torch.full((len(mix),), float("nan"), dtype=torch.float64)
     for on in {id(b.on): b.on for b in gaps}.values():
-        mine = [(i, b) for i, b in enumerate(gaps) if b.on is on]
-        left = torch.tensor([b.left.t2 for _, b in mine], dtype=torch.float64)
-        t = -(V @ on.x0 + beta) / (V @ on.u)                         # (c,)
-        at = torch.searchsorted(left, t.nan_to_num(float("-inf"))) - 1
-        for c, (k, tc) in enumerate(zip(at.tolist(), t.tolist(), strict=True)):
-            if k >= 0 and left[k] < tc < mine[k][1].right.t1:
-                out[c] = (mine[k][0], tc)
-    return out
+        index = torch.tensor([i for i, b in enumerate(gaps) if b.on is on])
+        left = torch.tensor([b.left.t2 for b in gaps if b.on is on], dtype=torch.float64)
+        right = torch.tensor([b.right.t1 for b in gaps if b.on is on], dtype=torch.float64)
+        t = (-(mix @ (B @ on.x0) + beta) / (mix @ (B @ on.u))).nan_to_num(float("-inf"))     # (c,)
+        k = torch.searchsorted(left, t) - 1
+        inside = (k >= 0) & (t < right[k.clamp_min(0)])
+        where[inside] = index[k[inside]]
+        at[inside] = t[inside]
+    return where, at
