@@ -153,6 +153,13 @@ def test_supervised_target_learns_all_of_digits(digits: Dataset) -> None:
     assert v.info["n"] == 1438 and v.info["test_accuracy"] > 0.85
 
 
+@pytest.mark.parametrize("name", ["vgg11", "resnet18"])
+def test_deep_convolutional_targets_learn(digits: Dataset, name: str) -> None:
+    v = train_victim(name, rng=generator(0), data_set=digits, arguments={"width": 4},
+                     recipe=preset(name).recipe.changed(epochs=8))
+    assert v.info["test_accuracy"] > 0.75
+
+
 def test_ten_classes_and_convolutions_train(digits: Dataset) -> None:
     v = train_victim("everyday-ten", rng=generator(0), n=20, data_set=digits, arguments=NARROW,
                      recipe=preset("everyday-ten").recipe.changed(steps=400))

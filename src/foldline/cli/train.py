@@ -100,8 +100,8 @@ def command(
     import json
     emit(json.loads((out / ABOUT).read_text()), json_out)
     if not victim.info["reached"]:
-        say(f"[yellow]The loss {victim.info['train_loss']:.2g} is still above {changed.stop_loss:g}[/]: take more --steps "
-            f"into another --out.")
+        say(f"[yellow]The loss {victim.info['train_loss']:.2g} is still above {changed.stop_loss:g}[/]: take more "
+            f"--steps, into another --out.")
         raise typer.Exit(3)
 
 
