@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -16,8 +18,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from foldline import __version__
-from foldline.cli.common import check_json, report_crash, say
+from foldline.cli.common import Authorised, check_json, report_crash, say
 from foldline.errors import FoldlineError
+from foldline.oracles.authorisation import authorised
 
 COMMANDS = ("audit", "probe", "train", "span", "extract", "learn", "imitate", "reconstruct", "obfuscate", "serve",
             "report")
@@ -50,11 +53,17 @@ def options(
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
     """Ctrl-C, a reader that went away, and --json into nowhere, dealt with before typer sees them."""
+    signature = inspect.signature(command, eval_str=True)
+    # Whatever asks a target may ask an HTTP one: the option is added to each such command that does not have it.
+    asks = "target" in signature.parameters and "authorised" not in signature.parameters
+
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
         check_json(arguments.get("json_out"))
+        said = arguments.pop("authorised", None) if asks else None
         try:
-            command(**arguments)
+            with authorised(said) if said is not None else contextlib.nullcontext():
+                command(**arguments)
             sys.stdout.flush()
         except KeyboardInterrupt:
             stopped(has_run="run" in arguments)
@@ -63,6 +72,10 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             # The reader (head, less) has seen enough. Python would complain once more when it flushes at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+
+    if asks:
+        extra = inspect.Parameter("authorised", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Authorised)
+        vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
     return run
 
 
