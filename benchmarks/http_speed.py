@@ -1,8 +1,9 @@
 """Claim: at least 5,000 rows/s for 784-dimensional inputs through client, server and ledger, client overhead < 20 %.
 
 The server is a child process (`foldline serve`), the client this one, both on the same two cores; answers go through
-a metered oracle into a run folder (hashed, kept in SQLite). Overhead is the client's processor time (its encoding,
-checking, sockets and the ledger) over the wall time: what it does not spend waiting.
+a metered oracle into a run folder (hashed, kept in SQLite). Overhead is the client's processor time (encoding,
+checking, sockets, ledger) over the wall time: what it does not spend waiting. It grows with the speed, so it is also
+given at the pace of 5,000 rows/s that the claim names.
 
     python benchmarks/http_speed.py [--rows 20000] [--quick]
 """
@@ -37,29 +38,33 @@ def measure(url: str, kind: str, rows: int, batch: int, folder: Path | None) -> 
     wall, cpu = time.perf_counter() - started, time.process_time() - cpu
     if folder is not None:
         open_run(folder).close()
-    return {"rows_per_s": len(batches) * batch / wall, "overhead": cpu / wall}
+    n = len(batches) * batch
+    return {"rows_per_s": n / wall, "client_us_per_row": 1e6 * cpu / n, "overhead": cpu / wall,
+            "overhead_at_5000": 5000 * cpu / n}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--dtype", choices=["float32", "float64"], nargs="+", default=["float32", "float64"])
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     rows = 4000 if options.quick else options.rows
     found = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for dtype in ("float32", "float64"):
+        for dtype in options.dtype:
             weights = folder / f"{dtype}.safetensors"
             fl.save(victim_network(getattr(torch, dtype)), weights)
             with serving_process(f"weights:{weights}", "--stop-after", "300") as url, authorised("my own server"):
                 for kind in ("values", "gradient", "labels"):
                     for ledger in (True, False):
-                        for batch in (5000,) if options.quick else (1000, 5000):
+                        for batch in (2000,) if options.quick else (1000, 5000):
                             run = folder / f"{dtype}-{kind}-{batch}" if ledger else None
                             row = {"dtype": dtype, "kind": kind, "batch": batch, "ledger": "run folder" if ledger
                                    else "count only", "rows": rows, **measure(url, kind, rows, batch, run)}
                             found.append(row)
+                            print(f"{row['rows_per_s']:,.0f} rows/s", flush=True)
                             record("http_speed", **row)
     table(found)
 

@@ -157,7 +157,7 @@ async def whole_body(request: Request, limit: int) -> bytes:
 
 
 def read_rows(body: bytes, content_type: str) -> tuple[Tensor, Tensor]:
-    """(rows (n, d) float64, ids (n,)), or 415 or 422."""
+    """(rows (n, d) as they came, ids (n,)), or 415 or 422."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == SAFETENSORS:
         try:
@@ -184,7 +184,7 @@ def read_rows(body: bytes, content_type: str) -> tuple[Tensor, Tensor]:
         ids = torch.arange(len(x))
     if ids.dtype != torch.int64 or ids.shape != (len(x),):
         raise HTTPException(422, f"ids need one whole number for each of the {len(x)} rows.")
-    return x.double(), ids
+    return x, ids
 
 
 def reply(kind: Kind, block: Tensor, ids: Tensor, accept: str) -> Response:
