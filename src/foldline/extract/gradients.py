@@ -170,9 +170,15 @@ class Run:
         self.affine_at(x[0], y[0], g[0])
         segments = self.path(x0, u, y[0], g[0])
         self.tests = self.more_tests(FIRST_TESTS)
-        self.explore([gap for s in segments for gap in s], self.choose)
-        self.collect(segments_start=self.origin)
+        self.on_path = [gap for s in segments for gap in s]
+        self.walk()
         return self.finish()
+
+    def walk(self) -> None:
+        """Ask on the path until the test points agree, or every fold on it is confirmed."""
+        self.explore(self.on_path, self.choose)
+        self.on_path = self.gaps
+        self.collect(segments_start=self.origin)
 
     def affine_at(self, x: Tensor, y: Tensor, g: Tensor) -> None:
         self.units = Units.none(g[None], (y - g @ x)[None])
@@ -258,7 +264,7 @@ class Run:
         while True:
             x, y, g = self.tests
             candidate = self.as_units(gaps, self.origin)
-            R, bad = self.disagreement(candidate, x, y, g)
+            R, bad = self.disagreement(candidate, x, y, g, values=False)
             if not bool(bad.any()) or not maybe:
                 return sure
             r = y - candidate.values(x)[:, 0]
@@ -278,7 +284,7 @@ class Run:
             # A test close to the path disagrees about few gaps; one that disagrees about a single fold shows it whole.
             fresh = self.test_near(gaps)
             self.tests = tuple(torch.cat([p, q]) for p, q in zip(self.tests, fresh, strict=True))   # type: ignore
-            _, off = self.disagreement(candidate, *fresh)
+            _, off = self.disagreement(candidate, *fresh, values=False)
             self.nearness = min(1.0, self.nearness * (0.7 if bool(off.any()) else 1.5))
 
     def test_near(self, gaps: list[Gap]) -> tuple[Tensor, Tensor, Tensor]:
@@ -319,15 +325,16 @@ class Run:
             return -(V @ b.on.x(t))
         return (b.right.y1 - b.right.gradient @ b.on.x(b.right.t1)) - (b.left.y2 - b.left.gradient @ b.on.x(b.left.t2))
 
-    def disagreement(self, u: Units, x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """(R (n, d), bad (n,)): gradients that the units do not explain."""
+    def disagreement(self, u: Units, x: Tensor, y: Tensor, g: Tensor, values: bool = True) -> tuple[Tensor, Tensor]:
+        """(R (n, d), bad (n,)): gradients that the units do not explain. Values count only once the intercepts,
+        which a far end of the path spoils, are refined."""
         yu, gu = u.gradients(x)
         R = g - gu
         tol = 4 * self.tolerance * max(1.0, len(u)**0.5 / 4)
         loose = torch.tensor([16 * self.blur(float(n)) for n in x.norm(dim=1)]) * max(1.0, len(u)**0.5) \
             + tol * x.norm(dim=1)
-        bad = (R.norm(dim=1) > tol) | ((y - yu).abs() > loose)
-        return R, bad
+        bad = R.norm(dim=1) > tol
+        return R, bad | ((y - yu).abs() > loose) if values else bad
 
     # -- from folds to a network -----------------------------------------------------------------------------------
 
@@ -368,8 +375,9 @@ class Run:
         assert self.tests is not None and self.floor is not None
         path_folds = len(self.units)
         before = float("inf")
+        walked = False                                               # the path has nothing more to say
         stalled = 0
-        for _ in range(ROUNDS):
+        while True:
             x, y, g = self.tests
             _, bad = self.disagreement(self.units, x, y, g)
             if not bool(bad.any()):
@@ -381,6 +389,12 @@ class Run:
                     return self.certify(x, y)
                 x, y, g = self.tests
                 _, bad = self.disagreement(self.units, x, y, g)
+            if not walked:
+                rows = self.oracle.used
+                self.walk()
+                path_folds = len(self.units)
+                walked = self.oracle.used == rows
+                continue
             share = float(bad.double().mean())
             stalled = stalled + 1 if share >= before else 0
             before = min(share, before)
