@@ -25,6 +25,7 @@ import torch
 
 from foldline.errors import BadInput, BudgetExhausted, Refused
 from foldline.extract.learn_certificate import LearnCertificate, certify, probes_wanted
+from foldline.extract.learn_handover import extracted
 from foldline.extract.learn_lines import LineReport, add_units_of_line
 from foldline.extract.learn_merge import merge_within
 from foldline.extract.learn_model import Array, Asker, Model, fold_into_affine
@@ -63,6 +64,7 @@ class LearnResult(Result):
     dropped: int                                # units beyond the Gaussian's reach, now affine or gone
     tangles: int                                # stretches of lines narrower than the resolution, taken as one fold
     lines: int
+    handed_over: bool                           # exact extraction did it
     noise: float                                # typical error of one answer
     history: tuple[tuple[int, float], ...]      # (rows asked, relative error on the probes so far)
     trace: Trace | None
@@ -71,11 +73,13 @@ class LearnResult(Result):
 def learn_from_queries(f: ValueOracle, epsilon: float = 1e-3, delta: float = 0.05, *, rng: torch.Generator,
                        method: Literal["practical", "theory"] = "practical", relative: bool = True,
                        kurtosis: float | None = None, resolution: float = 1e-7, max_lines: int = 400,
-                       theory: Theory | None = None, progress: Progress = silent) -> LearnResult:
+                       hand_over: bool = True, theory: Theory | None = None,
+                       progress: Progress = silent) -> LearnResult:
     """Learn f within epsilon, with confidence 1 - delta.
 
     kurtosis: heaviest residual tails the certificate must cover (more is more probes); resolution: folds closer than
-    this on a line, in units of sqrt(d), act as one; theory: constants of the literal algorithm.
+    this on a line, in units of sqrt(d), act as one; hand_over: try exact extraction first; theory: constants of the
+    literal algorithm.
     """
     check_arguments(f, epsilon, delta, relative, kurtosis, resolution)
     if method == "theory":
@@ -85,8 +89,8 @@ def learn_from_queries(f: ValueOracle, epsilon: float = 1e-3, delta: float = 0.0
         raise BadInput(f'method is "practical" or "theory", not {method!r}.')
     streams = Streams(rng)
     parameters = {"epsilon": epsilon, "delta": delta, "relative": relative, "kurtosis": kurtosis,
-                  "resolution": resolution, "max_lines": max_lines}
-    run = Run(f, epsilon, delta, relative, kurtosis, resolution, max_lines, streams, progress)
+                  "resolution": resolution, "max_lines": max_lines, "hand_over": hand_over}
+    run = Run(f, epsilon, delta, relative, kurtosis, resolution, max_lines, hand_over, streams, progress)
     try:
         run.go()
     except BudgetExhausted:
@@ -120,8 +124,10 @@ class Run:
     """What a run carries from stage to stage, so that a budget that ends leaves the best so far."""
 
     def __init__(self, f: ValueOracle, epsilon: float, delta: float, relative: bool, kurtosis: float | None,
-                 resolution: float, max_lines: int, streams: Streams, progress: Progress) -> None:
+                 resolution: float, max_lines: int, hand_over: bool, streams: Streams, progress: Progress) -> None:
         self.ask = Asker(f)
+        self.hand_over, self.handed_over = hand_over, False
+        self.extraction_rng = streams("extraction")
         self.epsilon, self.delta, self.relative = epsilon, delta, relative
         self.max_lines, self.progress = max_lines, progress
         self.d, self.m = self.ask.d, self.ask.m
@@ -164,6 +170,9 @@ class Run:
 
     def go(self) -> None:
         self.look()
+        if self.hand_over and self.extraction_passes():
+            return
+        self.listen()
         stale = refits = 0
         for number in range(self.max_lines):
             before = self.best_error
@@ -187,12 +196,29 @@ class Run:
 
     def look(self) -> None:
         self.grow_pool(self.gaussian(FIRST_LOOK, "look"))
+        self.model.q = self.y.mean(0)
+        self.remember()
+        self.progress("look", {"rows": self.ask.rows, "deviation": self.sd})
+
+    def extraction_passes(self) -> bool:
+        """Try exact extraction; its network must explain the points of the first look, then fresh probes."""
+        model = extracted(self.ask.oracle, rng=self.extraction_rng)
+        self.progress("extraction", {"rows": self.ask.rows, "units": model.h if model else 0})
+        if model is None:
+            return False
+        kept, self.model = self.model, model
+        self.remember()
+        if self.best_error <= 0.5 * self.target and self.passes():
+            self.handed_over = True
+            return True
+        self.model = kept                                           # a wrong network is no start
+        return False
+
+    def listen(self) -> None:
+        """How exact the answers are, said before rows are spent on what they cannot show."""
         eta = measure_noise(self.ask, self.gaussian(4, "noise"), self.y, self.rng["noise"])
         self.ask.eta = eta = max(eta, self.ask.eta)
-        constant = self.y.mean(0)
-        self.model.q = constant
-        self.remember()
-        self.progress("look", {"rows": self.ask.rows, "deviation": self.sd, "noise": eta})
+        self.progress("noise", {"rows": self.ask.rows, "noise": eta})
         if self.relative and self.sd > 0 and self.floor > self.epsilon * self.sd:
             self.notes.append(f"Known from the first {self.ask.rows} rows: the answers are off by about {eta:.2g}, so "
                               f"relative errors below {self.floor / self.sd:.2g} cannot be shown.")
@@ -259,7 +285,7 @@ class Run:
         self.remember()
         # What is left now is the error of the fit, spread over the units.
         self.model = self.best.copy()
-        self.model.error = np.full(self.model.h, self.best_error / math.sqrt(max(self.model.h, 1)))
+        self.model.doubt(self.best_error, self.rng["polish"])
         self.progress("refit", {"rows": self.ask.rows, "units": self.model.h, "error": self.relative_error()})
         return self.relative_error() < 0.7 * before
 
@@ -296,6 +322,7 @@ class Run:
                            provenance=provenance, network=self.final.network(), units=self.final.h,
                            merged=self.merged, dropped=self.dropped,
                            tangles=sum(len(r.tangles) for r in self.reports), lines=len(self.reports),
+                           handed_over=self.handed_over,
                            noise=self.ask.eta, history=tuple(self.history), trace=self.trace())
 
     def status(self) -> Status:

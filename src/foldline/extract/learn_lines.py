@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from foldline.extract.learn_model import EPS, Array, Asker, Model
+from foldline.extract.learn_model import DRAWS, EPS, Array, Asker, Model
 from foldline.extract.learn_pieces import Index, Pieces, search_lines
 
 ROOM = 300.0            # the step is a piece's radius over ROOM d: about 1 piece in 100 is then measured across a fold
 RETRIES = 4
+FLAT = 1e-5             # a residual that rises less than this beside the line's steepest piece has vanished
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +50,29 @@ def add_units_of_line(ask: Asker, model: Model, x0: Array, v: Array, grid: Array
     model.slopes.append(G + model.gradient(x))
     model.values.append(y + model(x))
     model.slope_errors.append(error + np.sqrt(np.square(model.error).sum()))
+    shake = rng.standard_normal((DRAWS, len(pieces.line), d)) * (error / np.sqrt(d))[:, None]
     found, tangles = [], []
     for p in range(len(pieces.line) - 1):
         J = G[p + 1] - G[p]                                         # (m, d): rank one if a single unit folds here
         size = float(np.linalg.norm(J))
         e = float(error[p] + error[p + 1])
-        if not e < loose * size:
+        t = crossing(pieces, p)
+        here = x0 + t * v
+        # The pieces' heights at the fold are that uncertain: a fold in the wrong place is a step beyond it.
+        step = 2 * float((ask.noise_at(here[None]) + model.uncertainty(here[None]))[0])
+        if not e + step < loose * size:
             continue
         w = np.linalg.svd(J, full_matrices=False)[2][0] if len(J) > 1 else J[0] / size
         w = w * (1.0 if w @ v >= 0 else -1.0)
-        t = crossing(pieces, p)
         if pieces.start[p + 1] > pieces.stop[p]:
             tangles.append((float(pieces.stop[p]), float(pieces.start[p + 1])))
-        found.append((w, -float(w @ (x0 + t * v)), J @ w, e + offset_error(pieces, p)))
+        moved = shake[:, p + 1] - shake[:, p]                       # (DRAWS, d): around a fold that stays in place
+        shifted = step * rng.standard_normal(DRAWS) - moved @ here
+        found.append((w, -float(w @ here), J @ w, e + step, np.concatenate([moved, shifted[:, None]], 1)))
     if found:
         model.add(np.stack([f[0] for f in found]), np.array([f[1] for f in found]),
-                  np.stack([f[2] for f in found], 1), np.array([f[3] for f in found]))
+                  np.stack([f[2] for f in found], 1), np.array([f[3] for f in found]),
+                  np.stack([f[4] for f in found], 1))
     model.read_affine_part()
     return LineReport(x0, v, pieces, len(found), tuple(tangles))
 
@@ -84,19 +91,13 @@ def crossing(pieces: Pieces, p: int) -> float:
     return 0.5 * (low + high)
 
 
-def offset_error(pieces: Pieces, p: int) -> float:
-    """How far the two pieces' intercepts at their fold may be off: a fold in the wrong place is a step beyond it."""
-    reach = pieces.stop[p:p + 2] - pieces.start[p:p + 2]
-    return float((pieces.slope_error[p:p + 2] * reach).sum())
-
-
 def measure_gradients(ask: Asker, model: Model, x: Array, v: Array, pieces: Pieces, *, mix: Array,
                       rng: np.random.Generator) -> tuple[Array, Array, Array]:
     """(G (n, m, d), y (n, m), error (n,)) of the residual at x (n, d), one point per piece.
 
     Forward differences along a random orthonormal basis. The slope along the line is known, so a step across a fold
     shows; sums of few directions then tell which steps crossed, and those are asked again, shorter. A piece where the
-    residual vanishes on the line gets one step in a random direction; if that vanishes too, the gradient is zero.
+    residual is flat along the line gets one step in a random direction; if that is flat too, the gradient is zero.
     """
     n, d = x.shape
     out = np.maximum(np.abs(pieces.middle) / np.sqrt(d), 1.0)       # how far out, in units of the Gaussian's radius
@@ -120,12 +121,13 @@ def measure_gradients(ask: Asker, model: Model, x: Array, v: Array, pieces: Piec
 
     slope_of = np.zeros((n, d, ask.m))                              # along each row of Q
     h = np.repeat(length[:, None], d, axis=1)                       # (n, d): the step each of them was asked with
-    flat = vanishing(ask, model, x, y, pieces) & (d > 1)
+    steepest = float(np.abs(pieces.slope).max())
+    flat = (np.abs(pieces.slope) <= FLAT * steepest) & (model.h > 0) & (d > 1)
     todo = np.flatnonzero(flat)
     if len(todo):
         u = rng.standard_normal((len(todo), d))
         u *= (length[todo] / np.linalg.norm(u, axis=1))[:, None]
-        still = np.abs(rises(todo, u)).max(1) <= 8 * 2 * (eta + model.uncertainty(x))[todo] / length[todo]
+        still = np.abs(rises(todo, u)).max(1) <= FLAT * steepest + 16 * eta[todo] / length[todo]
         flat[todo[~still]] = False
     p, j = np.nonzero(np.broadcast_to(~flat[:, None], (n, d)))      # which (piece, direction) to ask
     for _ in range(RETRIES):
@@ -135,19 +137,12 @@ def measure_gradients(ask: Asker, model: Model, x: Array, v: Array, pieces: Piec
         p, j = crossed(slope_of, h, Q, np.unique(p), rises, v=v, mix=mix, eta=eta, pieces=pieces, slack=4 * EPS * scale)
         h[p, j] /= 8
     G = np.einsum("njm,jd->nmd", slope_of, Q)
-    error = 2 * np.linalg.norm(eta[:, None] / h, axis=1)
+    error = 2 * np.linalg.norm(eta[:, None] / h, axis=1) + np.where(flat, FLAT * steepest, 0.0)
     if len(p):                                                      # still crossing after all retries
         off = np.abs(np.einsum("nmd,m,d->n", G, mix, v) - pieces.slope)
         bad = np.unique(p)
         error[bad] += off[bad]
     return G, y, error
-
-
-def vanishing(ask: Asker, model: Model, x: Array, y: Array, pieces: Pieces) -> npt.NDArray[np.bool_]:
-    tolerance = 8 * (ask.noise_at(x) + model.uncertainty(x))
-    length = pieces.stop - pieces.start
-    flat: npt.NDArray[np.bool_] = (np.abs(y).max(1) <= tolerance) & (np.abs(pieces.slope) * length <= 2 * tolerance)
-    return flat & (model.h > 0)
 
 
 def crossed(slope_of: Array, h: Array, Q: Array, measured: Index, rises: Callable[[Index, Array], Array], *, v: Array,

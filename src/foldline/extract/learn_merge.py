@@ -28,7 +28,7 @@ def merge_within(model: Model, error: float, rng: np.random.Generator) -> tuple[
             continue
         W, b, A = merged.W.numpy(), merged.b.numpy(), merged.a.numpy()
         norm = np.linalg.norm(W, axis=1)
-        new = Model(W / norm[:, None], b / norm, A * norm, merged.p.numpy(), merged.q.numpy(), np.zeros(len(W)))
+        new = Model.plain(W / norm[:, None], b / norm, A * norm, merged.p.numpy(), merged.q.numpy())
         if float(np.sqrt(np.square(new(x) - y).sum(1).mean())) <= error:
             return new, merged.groups
     return model, ()

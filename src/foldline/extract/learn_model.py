@@ -12,6 +12,7 @@ from foldline.networks.one_hidden import Network
 from foldline.oracles.protocols import ValueOracle
 
 Array = npt.NDArray[np.float64]
+DRAWS = 2
 EPS = float(np.finfo(np.float64).eps)
 ROUNDINGS = 8               # roundings that may add up inside the target, in units of the answer's own
 
@@ -49,7 +50,11 @@ class Asker:
 
 @dataclass(eq=False)
 class Model:
-    """A relu(W x + b) + P x + q with rows of W of length 1; `error` (h,) bounds |a w| as it was measured."""
+    """A relu(W x + b) + P x + q with rows of W of length 1; `error` (h,) bounds |a w| as it was measured.
+
+    drift (DRAWS, h, d + 1) are draws of those errors, in [a w, a b]. Two units that share a badly measured piece are
+    off by opposite amounts, which a sum of bounds would not see and a draw does.
+    """
 
     W: Array
     b: Array
@@ -57,6 +62,7 @@ class Model:
     P: Array                # (m, d)
     q: Array                # (m,)
     error: Array            # (h,)
+    drift: Array            # (DRAWS, h, d + 1)
     places: list[Array] = field(default_factory=list)       # where gradients of F were measured: (n, d)
     slopes: list[Array] = field(default_factory=list)       # those gradients: (n, m, d)
     values: list[Array] = field(default_factory=list)       # F there: (n, m)
@@ -64,7 +70,12 @@ class Model:
 
     @classmethod
     def empty(cls, d: int, m: int) -> Model:
-        return cls(np.zeros((0, d)), np.zeros(0), np.zeros((m, 0)), np.zeros((m, d)), np.zeros(m), np.zeros(0))
+        return cls.plain(np.zeros((0, d)), np.zeros(0), np.zeros((m, 0)), np.zeros((m, d)), np.zeros(m))
+
+    @classmethod
+    def plain(cls, W: Array, b: Array, A: Array, P: Array, q: Array) -> Model:
+        """Taken as exact."""
+        return cls(W, b, A, P, q, np.zeros(len(W)), np.zeros((DRAWS, len(W), W.shape[1] + 1)))
 
     @classmethod
     def of(cls, network: Network) -> Model:
@@ -75,7 +86,7 @@ class Model:
         live = norm > 0
         q = q + A[:, ~live] @ np.maximum(b[~live], 0.0)
         W, b, A, norm = W[live], b[live], A[:, live], norm[live]
-        return cls(W / norm[:, None], b / norm, A * norm, P, q, np.zeros(len(W)))
+        return cls.plain(W / norm[:, None], b / norm, A * norm, P, q)
 
     @property
     def h(self) -> int:
@@ -96,21 +107,37 @@ class Model:
         return out
 
     def uncertainty(self, x: Array) -> Array:
-        """(n,): what the units' measuring errors may add up to at x."""
-        total = float(np.sqrt(np.square(self.error).sum()))
-        out: Array = total * (1.0 + np.linalg.norm(x, axis=1) / np.sqrt(x.shape[1]))
+        """(n,): what the units' measuring errors add up to at x, about."""
+        if not self.h:
+            return np.zeros(len(x))
+        on = (x @ self.W.T + self.b > 0).astype(np.float64)         # (n, h)
+        off = [((on @ draw[:, :-1]) * x).sum(1) + on @ draw[:, -1] for draw in self.drift]
+        size = np.sqrt(np.square(off).mean(0))                      # (n,)
+        # One draw may be small at one point by chance: no point is trusted ten times more than the typical one.
+        out: Array = 3 * np.maximum(size, 0.1 * float(np.median(size)))
         return out
 
-    def add(self, W: Array, b: Array, A: Array, error: Array) -> None:
+    def add(self, W: Array, b: Array, A: Array, error: Array, drift: Array | None = None) -> None:
+        if drift is None:
+            drift = np.zeros((DRAWS, len(W), W.shape[1] + 1))
         self.W, self.b = np.concatenate([self.W, W]), np.concatenate([self.b, b])
         self.A, self.error = np.concatenate([self.A, A], 1), np.concatenate([self.error, error])
+        self.drift = np.concatenate([self.drift, drift], 1)
 
-    def keep(self, which: Array | npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> None:
+    def keep(self, which: npt.NDArray[np.bool_]) -> None:
         self.W, self.b, self.A, self.error = self.W[which], self.b[which], self.A[:, which], self.error[which]
+        self.drift = self.drift[:, which]
+
+    def doubt(self, error: float, rng: np.random.Generator) -> None:
+        """After a fit that is off by `error` in all: spread it over the units."""
+        each = error / np.sqrt(max(self.h, 1))
+        self.error = np.full(self.h, each)
+        self.drift = each / np.sqrt(self.W.shape[1] + 1) * rng.standard_normal((DRAWS, self.h, self.W.shape[1] + 1))
 
     def copy(self) -> Model:
         return Model(self.W.copy(), self.b.copy(), self.A.copy(), self.P.copy(), self.q.copy(), self.error.copy(),
-                     list(self.places), list(self.slopes), list(self.values), list(self.slope_errors))
+                     self.drift.copy(), list(self.places), list(self.slopes), list(self.values),
+                     list(self.slope_errors))
 
     def read_affine_part(self) -> None:
         """P and q from every measured gradient: with all units known, they agree; the median shrugs off the rest."""
