@@ -15,7 +15,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -127,22 +127,21 @@ class EndpointSource:
                 yield start, self.ask(chunk)
             return
         self.caller.gate.stop.clear()
-        with ThreadPoolExecutor(min(self.spec.concurrency, len(chunks)), "foldline-http") as pool:
-            ahead = 2 * self.spec.concurrency       # requests are encoded when their turn is near, not all at once
-            futures: dict[int, Future[Tensor]] = {}
-            try:
-                for i, start in enumerate(starts):
-                    for j in range(i, min(i + ahead, len(chunks))):
-                        if j not in futures:
-                            futures[j] = pool.submit(self.ask, chunks[j])
-                    wait([futures[i]], return_when=FIRST_EXCEPTION)
-                    yield start, futures.pop(i).result()
-            except BaseException:
-                self.caller.gate.stop.set()         # the other threads' pauses end; what is under way finishes
-                for future in futures.values():
-                    future.cancel()
-                raise
-        self.caller.gate.stop.clear()
+        pool = ThreadPoolExecutor(min(self.spec.concurrency, len(chunks)), "foldline-http")
+        ahead = 2 * self.spec.concurrency           # requests are encoded when their turn is near, not all at once
+        futures: dict[int, Future[Tensor]] = {}
+        try:
+            for i, start in enumerate(starts):
+                for j in range(i, min(i + ahead, len(chunks))):
+                    if j not in futures:
+                        futures[j] = pool.submit(self.ask, chunks[j])
+                yield start, futures.pop(i).result()
+            pool.shutdown()
+        except BaseException as error:
+            self.caller.gate.stop.set()             # the other threads' pauses end
+            # What is under way is billed, so it is waited for; but Ctrl-C does not wait.
+            pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+            raise
 
     def ask(self, x: Tensor) -> Tensor:
         """One request: (n, d) -> (n, width), checked."""
