@@ -148,7 +148,7 @@ def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: st
     batches, draws = streams(f"batches of {name}"), streams(f"draws of {name}")
     recent: list[float] = []
     last = time.perf_counter()
-    with learning(pupil, lesson):
+    with torch.enable_grad(), learning(pupil, lesson):
         for i in range(plan.steps):
             for group in optimiser.param_groups:
                 group["lr"] = plan.lr * rate(i / plan.steps)

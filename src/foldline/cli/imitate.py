@@ -1,0 +1,232 @@
+"""foldline imitate: train a student to answer as the target does, from few queries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foldline.cli.common import JsonOut, RunFolder, Seed, Target, emit, finish, progress, say
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foldline.judge.imitation import ImitationScore
+
+HELP = """Imitate a model from few explained queries.
+
+A student of your choice is trained on the target's values and explanations at
+a few points. Learning rate, lambda and length are chosen on answers held out
+from the student. Several --count and --explain make a table, and a figure.
+
+\b
+Examples:
+  foldline imitate demo:digits --student two-layer --count 10
+  foldline imitate demo:digits --count 1 --count 10 --count 100 \\
+      --explain gradient --explain values --figure curve.svg
+  foldline imitate weights:target.safetensors --student conv --width 16 \\
+      --queries mnist --data ~/data --count 10 --out student.safetensors
+  foldline imitate weights:target.safetensors --queries gaussian --count 100
+  foldline imitate weights:m.safetensors --queries rows.npz --test test.npz
+
+\b
+--explain   gradient, smoothgrad, gradient_x_input, integrated_gradients,
+            or values (no explanation)
+--output    all (every output explained), top (the predicted one, as
+            explanation APIs answer), or a number
+--queries   digits, mnist5k, mnist, cifar10; gaussian; or a .npz/.npy/.csv file
+"""
+
+
+def command(
+    target: Target,
+    student: Annotated[str, typer.Option("--student", help="logistic, two-layer, mlp, conv, vgg11, resnet18, or "
+                                         "torch:pkg.mod:factory.")] = "two-layer",
+    width: Annotated[int | None, typer.Option("--width", min=1, help="Width of the student.")] = None,
+    queries: Annotated[str, typer.Option("--queries", metavar="FROM", help="A data set, gaussian, or a "
+                                         "file.")] = "digits",
+    count: Annotated[list[int] | None, typer.Option("--count", "-n", min=1, help="How many queries; may be "
+                                                    "repeated.")] = None,
+    explain: Annotated[list[str] | None, typer.Option("--explain", help="What the target explains; may be "
+                                                      "repeated.")] = None,
+    output: Annotated[str, typer.Option("--output", help="all, top or a number: which outputs are "
+                                        "explained.")] = "all",
+    link: Annotated[str, typer.Option("--link", help="softmax: the target's outputs pass it before they are "
+                                      "answered.")] = "identity",
+    sigma: Annotated[float | None, typer.Option("--sigma", min=0.0, help="SmoothGrad's noise.")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="SmoothGrad's draws.")] = 50,
+    form: Annotated[str | None, typer.Option("--form", help="What is shown of an explanation: signed, normalised, "
+                                             "8bit, clipped, absolute, image.")] = None,
+    test: Annotated[str | None, typer.Option("--test", metavar="FROM", help="Rows to score on (else what --queries "
+                                             "does not use).")] = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where mnist and cifar10 lie (also "
+                                              "FOLDLINE_DATA).")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps of the final training.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the last student goes "
+                                             "(safetensors).")] = None,
+    figure: Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Accuracy against queries, as "
+                                                "SVG.")] = None,
+    run: RunFolder = None,
+    seed: Seed = 0,
+    json_out: JsonOut = None,
+) -> None:
+    import foldline as fl
+    from foldline.errors import BadInput, Refused
+    from foldline.imitation.match import as_row
+    from foldline.judge.imitation import queries_needed
+    from foldline.networks.files import save
+    from foldline.randomness import Streams
+
+    counts = sorted(set(count or [10]))
+    kinds = [None if e in ("values", "none") else e for e in (explain or ["gradient"])]
+    picked = output if output in ("all", "top") else number(output)
+    streams = Streams(fl.generator(seed))
+    oracle_dim = fl.value_oracle(target)
+    pool, held, labels, shape = rows_of(queries, test, data, max(counts), oracle_dim.dim, streams)
+    if pool.shape[1] != oracle_dim.dim:
+        raise BadInput(f"The target takes {oracle_dim.dim} inputs, but rows of {queries} have {pool.shape[1]}: name "
+                       f"another source with --queries.")
+    rows: list[dict[str, Any]] = []
+    last: Any = None
+    with progress("imitate") as show:
+        for kind in kinds:
+            for n in counts:
+                kept = finished(run, kind, n, seed)
+                if kept is not None:
+                    rows.append(kept)
+                    continue
+                fresh = make_student(student, width, shape, pool.shape[1], oracle_dim.outputs, streams)
+                last = fl.imitate(target, fresh, pool[:n], kind, rng=streams(f"{kind} {n}"), output=picked,
+                                  link=link, sigma=sigma, samples=samples, form=form, steps=steps,
+                                  run=None if run is None else run / "answers", progress=show)
+                row = {"n": n, "explain": kind, "message": str(last.status), **as_row(last)}
+                if last.network is not None and held is not None:
+                    row |= scored(last.network, target, held, labels)
+                rows.append(row)
+                keep(run, kind, n, seed, row)
+    show_table(rows)
+    if labels is not None:
+        for kind in kinds:
+            curve = [(r["n"], r["accuracy"]) for r in rows if r["explain"] == kind and r.get("accuracy") is not None]
+            goal = next((r["target_accuracy"] for r in rows if r.get("target_accuracy")), None)
+            if curve and goal:
+                need = ", ".join(f"{share:.0%}: {n if n is not None else 'more than ' + str(max(counts))}"
+                                 for share, n in queries_needed(curve, goal).items())
+                say(f"{kind or 'values'}: queries for a share of the target's accuracy ({goal:.4f}): {need}")
+    if figure is not None:
+        from foldline.reports.figures import draw
+        from foldline.reports.figures_imitate import imitation_curves
+        figure.write_text(draw(imitation_curves(rows, title=f"Imitating {target}")))
+        say(f"Wrote {figure}", markup_safe=str(figure))
+    if out is not None and last is not None and last.network is not None:
+        try:
+            save(last.network, out)
+            say(f"Wrote {out}", markup_safe=str(out))
+        except Refused as error:
+            say(f"The student was not written: {error}", markup_safe=str(error))
+    emit({"schema_version": 1, "kind": "ImitationCurve", "target": target, "student": student, "rows": rows,
+          "result": None if last is None or len(rows) > 1 else last.to_dict()}, json_out)
+    if last is not None:
+        finish(last.status)
+
+
+def number(text: str) -> int:
+    from foldline.errors import BadInput
+    try:
+        return int(text)
+    except ValueError:
+        raise BadInput(f"--output is all, top or a number, not {text!r}.") from None
+
+
+def rows_of(queries: str, test: str | None, data: Path | None, n: int, dim: int,
+            streams: Any) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[int, ...] | None]:
+    """(rows to ask, rows to score on, their labels, image shape)"""
+    from foldline.errors import BadInput
+    from foldline.imitation.queries import drawn_rows, gaussian_rows, read_rows
+    from foldline.victims.datasets import NAMES, load_dataset
+    shape: tuple[int, ...] | None = None
+    held = labels = None
+    if queries in NAMES:
+        found = load_dataset(queries, data)
+        pool, shape = drawn_rows(found.x, n, rng=streams("queries")), found.image_shape
+        held, labels = found.x_test, found.y_test
+    elif queries == "gaussian":
+        pool = gaussian_rows(n, dim, rng=streams("queries"))
+    elif Path(queries).suffix:
+        rows, _ = read_rows(queries)
+        pool = drawn_rows(rows, n, rng=streams("queries"))
+    else:
+        raise BadInput(f"--queries is {', '.join(NAMES)}, gaussian, or a .npz, .npy or .csv file, not {queries!r}.")
+    if test in NAMES:
+        found = load_dataset(test, data)
+        held, labels, shape = found.x_test, found.y_test, shape or found.image_shape
+    elif test is not None:
+        held, labels = read_rows(test)
+    return pool, held, labels, shape
+
+
+def make_student(name: str, width: int | None, shape: tuple[int, ...] | None, dim: int, outputs: int,
+                 streams: Any) -> Any:
+    from foldline.errors import BadInput
+    from foldline.networks.presets import build
+    from foldline.oracles.targets import target_module
+    if ":" in name:
+        found = target_module(name)
+        if found is None:
+            raise BadInput(f"{name} is not a torch module; a student has to be one.")
+        return found
+    side = round(dim**0.5)
+    guessed = shape or ((side, side) if side * side == dim else (dim,))
+    arguments: dict[str, Any] = {} if width is None else ({"widths": (width, width)} if name == "mlp" else
+                                                          {"width": width})
+    return build(name, input_shape=guessed, outputs=outputs, rng=streams("student"), **arguments)
+
+
+def scored(network: Any, target: str, held: Tensor, labels: Tensor | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from foldline.judge.imitation import score_imitation
+    score: ImitationScore = score_imitation(network, target, held, labels)
+    return asdict(score)
+
+
+def row_file(run: Path, kind: str | None, n: int, seed: int) -> Path:
+    return run / f"row-{kind or 'values'}-{n}-seed{seed}.json"
+
+
+def finished(run: Path | None, kind: str | None, n: int, seed: int) -> dict[str, Any] | None:
+    """A row that an earlier, interrupted command finished."""
+    import json
+    if run is None or not row_file(run, kind, n, seed).is_file():
+        return None
+    found: dict[str, Any] = json.loads(row_file(run, kind, n, seed).read_text())
+    return found
+
+
+def keep(run: Path | None, kind: str | None, n: int, seed: int, row: dict[str, Any]) -> None:
+    import json
+
+    from foldline.results import plain
+    if run is None:
+        return
+    run.mkdir(parents=True, exist_ok=True)
+    part = row_file(run, kind, n, seed).with_suffix(".part")
+    part.write_text(json.dumps(plain(row)))
+    part.replace(row_file(run, kind, n, seed))          # whole or not there
+
+
+def show_table(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from foldline.cli.common import console
+    table = Table("answers", "queries", "accuracy", "target", "agreement", "seconds", "status")
+    for r in rows:
+        def cell(name: str, row: dict[str, Any] = r) -> str:
+            return "" if row.get(name) is None else f"{row[name]:.4f}"
+        table.add_row(r["explain"] or "values", f"{r['n']:,}", cell("accuracy"), cell("target_accuracy"),
+                      cell("agreement"), f"{r['fit_seconds']:.1f}", r["status"])
+    console().print(table)
+
+
+command.__doc__ = HELP
