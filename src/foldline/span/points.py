@@ -14,6 +14,8 @@ from foldline.oracles.protocols import Box
 
 SCALES = (1.0, 3.0, 0.5, 10.0, 1.0, 2.0, 30.0)      # standard deviations, in turn
 
+REACHES = (1.0, 3.0, 10.0)                          # lengths of null moves, over the point's
+
 
 def gaussian_points(n: int, d: int, *, rng: torch.Generator, box: Box | None = None, scale: float = 1.0) -> Tensor:
     """Algorithm 1: n standard Gaussian points; inside a box, uniform ones (a Gaussian does not fit in it)."""
@@ -32,7 +34,7 @@ class PointStream:
         self.silent = 0                                         # zero gradients in a row
         self.live: list[Tensor] = []                            # points whose gradient was not zero
         self.dead: list[tuple[Tensor, float]] = []              # points whose gradient was, and what they answered
-        self.walking = False
+        self.walking, self.reached = False, 0
         self.reach = 1.0                                        # how far from a live point others are
 
     def next(self) -> Tensor:
@@ -133,7 +135,8 @@ class PointStream:
         if size < 1e-8 * length:
             return None                                         # full rank: there is no null space
         if self.box is None:
-            return base, base + u * (max(float(base.norm()), 1e-3) / size)
+            self.reached = (self.reached + 1) % len(REACHES)
+            return base, base + u * (REACHES[self.reached] * max(float(base.norm()), 1e-3) / size)
         room = torch.where(u > 0, self.box[1] - base, self.box[0] - base) / torch.where(u == 0, torch.ones_like(u), u)
         fits = float(room[u != 0].min())
         return (base, self.clip(base + min(fits, 1.0) * u)) if fits > 0.02 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,9 @@ SILENCE = 64            # zero gradients in a row before the search for a live p
 ONE_PIECE = 16          # repeats in a row before "the network is linear there" is believed
 LONG_TAIL = 24          # probes below the floor without a gap: the spectrum sinks into the noise
 REPEAT_AT = 128         # probes without a floor in sight: ask one point again, to measure noise
+MISSED = 2e-4           # chance of stopping too early that is accepted
+EVIDENCE = 80           # probes that confirm, times the rank
+HUNT = 12               # halvings of a segment on which the answer moved
 PLAIN = 1e-3            # a unit row this far outside the span is new whatever the noise
 
 Row = tuple[Tensor, float, int, float]
@@ -43,7 +47,7 @@ class Search:
         self.asked = 0
         self.signature = 0.0                # what the last point answered, to tell saturated points apart
         self.stable = 0                     # probes in a row that could have opened a direction and did not
-        self.pause = 0                      # the longest such run that a new direction ended
+        self.missed = 0                     # such probes that a new direction followed after all
         self.repeats = 0                    # fresh points in a row that gave a gradient seen before
         self.null_moves, self.null_change = 0, 0.0
         self.stopped = ""                   # "budget", "points", "silence" or, when it ended well, ""
@@ -84,7 +88,7 @@ class Search:
             D = self.decision
             cliff = D is not None and D.kind == "noise" and D.gap >= CLIFF
             cheap = D is not None and D.gap_found and isinstance(self.oracle, ValueOracle)
-            if (cliff or cheap or self.repeats >= ONE_PIECE // 2) and self.stable % 2 == 1:
+            if (cliff or cheap or self.repeats >= ONE_PIECE // 2) and self.stable % 3 > 0:
                 # From gradients only where the arithmetic is sharp: a repeated gradient adds nothing to a noisy tail.
                 self.move_away()
             else:
@@ -106,7 +110,7 @@ class Search:
                 self.look()
                 return self.decision is not None and self.decision.rank >= self.d
             return D is not None                                # nothing is left to find
-        wait = self.patience + 3 * self.pause
+        wait = self.wait()
         if D.kind == "noise" and D.gap >= CLIFF and self.stable >= wait:
             return True
         # Several outputs give several rows at one point: the tail must come from several points too.
@@ -116,6 +120,18 @@ class Search:
         if self.repeats >= ONE_PIECE and self.stable >= wait:
             return True
         return D.tail >= LONG_TAIL + wait and self.stable >= LONG_TAIL
+
+    def wait(self) -> int:
+        """Probes in a row that must add nothing before the span is called complete.
+
+        If a fraction q of probes misses what is still hidden, n of them all miss with probability q^n. The run itself
+        estimates q (rule of succession): (misses before the last success + 1) / (successes + misses + 2). At rank 80
+        without a miss two probes are enough for MISSED. The last direction may be rarer than the first ones, and a
+        short run says little about that: where few were found, EVIDENCE / rank probes cost little and are asked.
+        """
+        found = len(self.seen.Q)
+        q = (self.missed + 1) / (found + self.missed + 2)
+        return max(self.patience, math.ceil(math.log(MISSED) / math.log(q)), math.ceil(EVIDENCE / max(found, 4)))
 
     # One point
 
@@ -171,8 +187,8 @@ class Search:
 
     def count(self, *, grown: bool, zero: bool, repeat: bool, surprised: bool) -> None:
         if grown:
-            # Only a pause after which a gap was already in sight is a warning; before it, small steps are the rule.
-            self.pause = max(self.pause, self.stable) if surprised else self.pause
+            # Only misses after a gap was already in sight count; before it, small steps are the rule.
+            self.missed += self.stable if surprised else 0
             self.stable = self.repeats = self.null_moves = 0
             self.null_change = 0.0
         elif zero:
@@ -199,23 +215,50 @@ class Search:
             self.take(self.stream.next())
             return
         bases, moved = torch.stack([b for b, _ in moves]), torch.stack([m for _, m in moves])   # (n, d) each
+        n = len(moves)
         if isinstance(self.oracle, ValueOracle):
             y = self.oracle(torch.cat([bases, moved])).double()                     # (2n, k)
             if bool(self.changed(bases, moved, y).any()):
-                # Where the answer moved most, a gradient will show the missing direction.
-                worst = int((y[len(moves):] - y[:len(moves)]).abs().amax(1).argmax())
-                self.take(moved[worst])
+                worst = int((y[n:] - y[:n]).abs().amax(1).argmax())
+                self.hunt_values(self.oracle, bases[worst], moved[worst])
                 return
-            self.stable += len(moves)
-            change = float((y[len(moves):] - y[:len(moves)]).abs().max())
+            self.stable += n
         else:
             if self.take(moved[0], fresh=False):
                 return
             before = next(v for p, v in zip(self.seen.points, self.seen.values, strict=True) if p is moves[0][0])
-            change = abs(self.seen.values[-1] - before)
-        self.null_moves += len(moves)
+            y = torch.tensor([[before], [self.seen.values[-1]]], dtype=torch.float64)
+            if bool(self.changed(bases, moved, y).any()):
+                self.stable = 0
+                self.hunt(bases[0], moved[0], before, self.seen.values[-1])
+                return
+        self.null_moves += n
         largest = max(map(abs, self.seen.values), default=0.0) or 1.0
-        self.null_change = max(self.null_change, change / largest)
+        self.null_change = max(self.null_change, float((y[n:] - y[:n]).abs().max()) / largest)
+
+    def hunt(self, a: Tensor, b: Tensor, at_a: float, at_b: float) -> None:
+        """The answer moved between a and b, though b - a is in the null space of the basis: some gradient on the way
+        is not in the span. Halve towards the part that moves until one shows."""
+        for _ in range(HUNT):
+            mid = 0.5 * (a + b)
+            if self.take(mid, fresh=False):
+                return
+            value = self.seen.values[-1]
+            if abs(value - at_a) > abs(at_b - value):
+                b, at_b = mid, value
+            else:
+                a, at_a = mid, value
+
+    def hunt_values(self, f: ValueOracle, a: Tensor, b: Tensor) -> None:
+        """The same from values: two grids of HUNT points each, then one gradient where the answer is steepest."""
+        for _ in range(2):
+            t = torch.linspace(0, 1, HUNT, dtype=torch.float64)[:, None]
+            line = a + t * (b - a)                                                  # (HUNT, d)
+            y = f(line).double()                                                    # (HUNT, k)
+            i = int((y[1:] - y[:-1]).abs().amax(1).argmax())
+            a, b = line[i], line[i + 1]
+        self.stable = 0
+        self.take(0.5 * (a + b))
 
     def changed(self, bases: Tensor, moved: Tensor, y: Tensor) -> Tensor:
         """(n,): the answer moved by more than the basis' own error and rounding explain."""

@@ -44,7 +44,7 @@ class Seen:
         v = u - self.Q.T @ (self.Q @ u)
         v = v - self.Q.T @ (self.Q @ v)
         novelty = float(v.norm())
-        if novelty > 4 * noise and len(self.Q) < self.d:
+        if novelty > 64 * noise and len(self.Q) < self.d:
             self.Q = torch.cat([self.Q, v[None] / novelty])
         return novelty, False, False
 
