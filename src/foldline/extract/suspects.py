@@ -14,7 +14,7 @@ from torch import Tensor
 from foldline.extract.gradient_lines import Gap
 from foldline.extract.units import Units
 
-MOST = 40                   # rows combined in pairs
+MOST = 32                   # rows combined in pairs
 
 
 def suspects(gaps: list[Gap], u: Units, x_bad: Tensor, R_bad: Tensor, r_bad: Tensor, x: Tensor,
@@ -33,28 +33,33 @@ def suspects(gaps: list[Gap], u: Units, x_bad: Tensor, R_bad: Tensor, r_bad: Ten
     if len(mix) == 0:
         return []
     beta = mix @ beta                                                # (c,)
-    gap_of, t1 = crossings(gaps, mix, B, beta)                       # (c,), (c,)
+    segments = list({id(b.on): b.on for b in gaps}.values())
+    which = {id(on): i for i, on in enumerate(segments)}
+    seg = torch.tensor([which[id(b.on)] for b in gaps])              # (m,)
+    U, X0 = torch.stack([on.u for on in segments]), torch.stack([on.x0 for on in segments])
+    VU, VX = mix @ (B @ U.T), mix @ (B @ X0.T) + beta[:, None]       # (c, segments): slope, and value at t = 0
+    lo = torch.tensor([b.left.t2 for b in gaps], dtype=torch.float64)
+    hi = torch.tensor([b.right.t1 for b in gaps], dtype=torch.float64)
+    gap_of, t1 = crossings(seg, lo, hi, -VX / VU)                    # (c,), (c,)
     ok = gap_of >= 0
-    mix, size, beta, gap_of, t1 = mix[ok], size[ok], beta[ok], gap_of[ok], t1[ok]
+    mix, size, beta, gap_of, t1, VU, VX = (v[ok] for v in (mix, size, beta, gap_of, t1, VU, VX))
     if len(mix) == 0:
         return []
     J, jb = u.W * u.A[0][:, None], u.b * u.A[0]                      # the jump of each gap along the path
-    start = torch.stack([b.on.x0 for b in gaps])[gap_of]             # (c, d)
-    along = torch.stack([b.on.u for b in gaps])[gap_of]
-    lo = torch.tensor([b.left.t2 for b in gaps], dtype=torch.float64)[gap_of]
-    hi = torch.tensor([b.right.t1 for b in gaps], dtype=torch.float64)[gap_of]
-    V = mix @ B                                                      # (c, d)
-    Jc, jbc = J[gap_of], jb[gap_of]
+    rows = torch.arange(len(J))
+    JU, JX = (J @ U.T)[rows, seg], (J @ X0.T)[rows, seg] + jb        # (m,)
+    lo, hi, on = lo[gap_of], hi[gap_of], seg[gap_of]
+    VU, VX = VU.gather(1, on[:, None])[:, 0], VX.gather(1, on[:, None])[:, 0]
+    JU, JX = JU[gap_of], JX[gap_of]
     before = R.square().sum(1)                                       # (n,)
-    RV, RJ = R @ V.T, R @ Jc.T                                       # (n, c)
-    xV, xJ = x @ V.T + beta, x @ Jc.T + jbc
-    VJ, JJ = (V * Jc).sum(1), Jc.square().sum(1)
+    RV, RJ = (R @ B.T) @ mix.T, (R @ J.T)[:, gap_of]                 # (n, c)
+    xV, xJ = (x @ B.T) @ mix.T + beta, (x @ J.T + jb)[:, gap_of]
+    VJ, JJ = (mix @ (B @ J.T)).gather(1, gap_of[:, None])[:, 0], J.square().sum(1)[gap_of]
     old = u.A[0][gap_of] * xJ > 0                                    # (n, c)
     found: dict[int, tuple[float, float]] = {}
     for s in (1.0, -1.0):
-        slope1 = s * (V * along).sum(1)
-        slope2 = ((Jc - s * V) * along).sum(1)
-        t2 = -(((Jc - s * V) * start).sum(1) + jbc - s * beta) / slope2
+        slope1, slope2 = s * VU, JU - s * VU
+        t2 = -(JX - s * VX) / slope2
         # Both halves point along the path: the far side is where sign(slope) times the jump is positive.
         one = (slope1.sign() * s * xV > 0).double() - old.double()   # change of activity: coefficient of v
         two = (slope2.sign() * (xJ - s * xV) > 0).double() - old.double()
@@ -85,17 +90,15 @@ def mixtures(n: int) -> Tensor:
     return torch.cat([single, single[i] - single[j], single[i] + single[j]])
 
 
-def crossings(gaps: list[Gap], mix: Tensor, B: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """(gap (c,), t (c,)): which gap each candidate's hyperplane meets, and where; gap -1 if none."""
-    where = torch.full((len(mix),), -1)
-    at = torch.full((len(mix),), float("nan"), dtype=torch.float64)
-    for on in {id(b.on): b.on for b in gaps}.values():
-        index = torch.tensor([i for i, b in enumerate(gaps) if b.on is on])
-        left = torch.tensor([b.left.t2 for b in gaps if b.on is on], dtype=torch.float64)
-        right = torch.tensor([b.right.t1 for b in gaps if b.on is on], dtype=torch.float64)
-        t = (-(mix @ (B @ on.x0) + beta) / (mix @ (B @ on.u))).nan_to_num(float("-inf"))     # (c,)
-        k = torch.searchsorted(left, t) - 1
-        inside = (k >= 0) & (t < right[k.clamp_min(0)])
+def crossings(seg: Tensor, lo: Tensor, hi: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """(gap (c,), t (c,)): which gap each candidate meets, and where; gap -1 if none. t: (c, segments)"""
+    where = torch.full((len(t),), -1)
+    at = torch.full((len(t),), float("nan"), dtype=torch.float64)
+    for i in range(t.shape[1]):
+        index = (seg == i).nonzero().flatten()
+        here = t[:, i].nan_to_num(float("-inf")).contiguous()
+        k = torch.searchsorted(lo[index], here) - 1
+        inside = (k >= 0) & (here < hi[index][k.clamp_min(0)])
         where[inside] = index[k[inside]]
-        at[inside] = t[inside]
+        at[inside] = here[inside]
     return where, at
