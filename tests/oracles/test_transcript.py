@@ -115,6 +115,21 @@ def test_kinds_and_targets_do_not_mix(tmp_path: Path) -> None:
             assert label.dtype == torch.int64 and label[0] == net(x).argmax()
 
 
+def test_a_target_that_changed_is_another_target(tmp_path: Path) -> None:
+    x = torch.ones(1, 2, dtype=torch.float64)
+    one, two = nn.Linear(2, 1).double(), nn.Linear(2, 1).double()
+    for net in (one, two):
+        fl.save(nn.Sequential(net), tmp_path / "n.safetensors")
+        with open_run(tmp_path / "run") as run:
+            assert torch.equal(fl.value_oracle(str(tmp_path / "n.safetensors"), run=run)(x), net(x).detach())
+            assert torch.equal(fl.value_oracle(lambda x, net=net: net(x), dim=2, run=run)(x), net(x).detach())
+
+            def closed(x: Tensor, net: nn.Module = net) -> Tensor:
+                return net(x)
+
+            assert torch.equal(fl.value_oracle(closed, dim=2, run=run)(x), net(x).detach())
+
+
 def test_float32_rows_are_known_by_what_the_target_sees(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(2, 1))
     x = torch.tensor([[0.1, 0.2]], dtype=torch.float64)

@@ -103,6 +103,7 @@ def parts_of(function: Any) -> list[Any]:
     parts: list[Any] = [getattr(function, "__self__", None), getattr(function, "func", None),
                         getattr(function, "__wrapped__", None)]
     if inspect.isfunction(function):
+        parts += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         with contextlib.suppress(TypeError, ValueError):
             scope = inspect.getclosurevars(function)
             parts += [*scope.nonlocals.values(), *scope.globals.values()]

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from foldline.errors import BadFile, BadInput
 from foldline.oracles.protocols import Source
 from foldline.oracles.rowkeys import DIGEST, Array, Counts, Places, row_digests, short_keys, with_occurrence
+from foldline.oracles.shapes import tensors_of
 from foldline.oracles.wrappers import Relay
 
 DATABASE, COUNTER, RECORD = "transcript.sqlite", "sent", "run.json"
@@ -242,8 +243,8 @@ class Transcript(Relay):
             if len(new) < len(x):
                 ask, told = x[torch.from_numpy(new)], digest_rows(digests)[new].tobytes()
                 times = occurrence[new]
-            answers = self._ask(ask, told, times)
-            if not worth_keeping(answers, len(ask)):
+            answers, kept = self._ask(ask, told, times)
+            if not kept:
                 return answers                                      # the oracle says what is wrong with it
             if len(new) == len(x):
                 self._width = answers.shape[1] if self.kind == "values" else None
@@ -255,22 +256,25 @@ class Transcript(Relay):
         self._width = block.shape[1] if self.kind == "values" else None
         return block
 
-    def _ask(self, x: Tensor, digests: bytes, occurrence: Array) -> Tensor:
-        """Ask and keep; request by request where the source has several, so that a kill loses only those in flight."""
+    def _ask(self, x: Tensor, digests: bytes, occurrence: Array) -> tuple[Tensor, bool]:
+        """(answers, whether they were kept). Request by request where the source has several: a kill then loses
+        only those in flight."""
         in_parts = getattr(self.source, "answer_parts", None)
         if in_parts is None:
             self.run.about_to_send(len(x))
             answers = self.source.answer(x)
-            if worth_keeping(answers, len(x)):
+            good = worth_keeping(answers, len(x))
+            if good:
                 self.stream.keep(digests, occurrence, answers)
-            return answers
+            return answers, good
         self.source.on_sent = self.run.about_to_send                # type: ignore[attr-defined]  # it counts resends too
         blocks = []
         for start, block in in_parts(x):
             end = start + len(block)
-            self.stream.keep(digests[start * DIGEST:end * DIGEST], occurrence[start:end], block)
+            if worth_keeping(block, end - start):
+                self.stream.keep(digests[start * DIGEST:end * DIGEST], occurrence[start:end], block)
             blocks.append(block)
-        return torch.cat(blocks)
+        return torch.cat(blocks), True
 
 
 def worth_keeping(answers: Tensor, rows: int) -> bool:
@@ -284,13 +288,22 @@ def worth_keeping(answers: Tensor, rows: int) -> bool:
 
 
 def identity_of(target: Any) -> str:
-    """A name for the target that is the same in the next process: its string, or a digest of its weights."""
+    """A name for the target that is the same in the next process, and another when its weights or its file change."""
+    digest = hashlib.blake2b(digest_size=8)
     if isinstance(target, (str, Path)):
-        return str(target)
+        from foldline.oracles.targets import parse_target
+        path = Path(parse_target(str(target))[1].partition("@")[0])
+        if not path.is_file():
+            return str(target)
+        with path.open("rb") as file:
+            while part := file.read(2**22):
+                digest.update(part)
+        return f"{target} {digest.hexdigest()}"
+    name = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target).__name__)}"
     if isinstance(target, nn.Module):
-        digest = hashlib.blake2b(repr(target).encode(), digest_size=8)
-        for name, t in target.state_dict().items():
-            digest.update(name.encode())
-            digest.update(memoryview(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
-        return f"{type(target).__name__} {digest.hexdigest()}"
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target).__name__)}"
+        digest.update(repr(target).encode())
+        name = type(target).__name__
+    for t in tensors_of(target):
+        digest.update(f"{t.dtype} {tuple(t.shape)}".encode())
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return f"{name} {digest.hexdigest()}"
