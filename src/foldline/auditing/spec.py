@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from foldline.errors import BadFile, BadSpec
 from foldline.reports.document import Severity
@@ -65,10 +65,15 @@ class Reference(Strict):
     mean: float | None = Field(default=None, description="what inputs are centred by, if an attacker knows")
     box: tuple[float, float] = (0.0, 1.0)
 
+    @field_validator("image_shape")
+    @classmethod
+    def two_or_three(cls, found: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if found is not None and len(found) not in (2, 3):
+            raise ValueError("it is [height, width] or [height, width, colours]")
+        return found
+
     @model_validator(mode="after")
     def makes_sense(self) -> Self:
-        if self.image_shape is not None and len(self.image_shape) not in (2, 3):
-            raise ValueError("image_shape is [height, width] or [height, width, colours]")
         if (self.train is None) != (self.unseen is None):
             raise ValueError("train and unseen belong together: without unseen samples there is no null")
         if not self.box[0] < self.box[1]:
@@ -115,20 +120,33 @@ class AuditFile(Strict):
     redact: bool = False
     seed: int = Field(default=0, ge=0, lt=2**62)
 
-    @model_validator(mode="after")
-    def makes_sense(self) -> Self:
-        for field in ("access", "methods", "defences"):
-            found = getattr(self, field)
-            if found is not None and len(set(found)) < len(found):
-                raise ValueError(f"{field} names something twice")
-        if self.access is not None and not self.access:
-            raise ValueError("access is empty: say what the attacker gets, or leave it out")
-        if self.budget.money is not None and self.price_per_query is None and not self.target.startswith("http:"):
-            raise ValueError("a budget in money needs price_per_query, here or in the target's own description")
+    @field_validator("access", "methods", "defences")
+    @classmethod
+    def no_repeats(cls, found: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if found is not None and len(set(found)) < len(found):
+            raise ValueError("something is named twice")
+        return found
+
+    @field_validator("access")
+    @classmethod
+    def not_empty(cls, found: tuple[Access, ...] | None) -> tuple[Access, ...] | None:
+        if found is not None and not found:
+            raise ValueError("it is empty: say what the attacker gets, or leave it out")
+        return found
+
+    @field_validator("defences")
+    @classmethod
+    def known_defences(cls, found: tuple[str, ...]) -> tuple[str, ...]:
         from foldline.auditing.defences import DEFENCES
-        for name in self.defences:
+        for name in found:
             if name not in DEFENCES:
                 raise ValueError(f"there is no defence {name!r}; there are {', '.join(DEFENCES)}")
+        return found
+
+    @model_validator(mode="after")
+    def makes_sense(self) -> Self:
+        if self.budget.money is not None and self.price_per_query is None and not self.target.startswith("http:"):
+            raise ValueError("a budget in money needs price_per_query, here or in the target's own description")
         return self
 
     def digest(self) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foldline.auditing.spec import Access, AuditFile
-from foldline.errors import BadFile, BadSpec, FoldlineError
+from foldline.errors import BadFile, BadSpec, FoldlineError, NotAuthorised
 from foldline.oracles.protocols import Box, Kind, Source
 
 KINDS: dict[str, Kind] = {"values": "values", "gradients": "gradient", "labels": "labels"}
@@ -74,7 +74,8 @@ def subject_of(audit: AuditFile) -> Subject:
         try:
             source = opened(KINDS[name])
         except (FoldlineError, ValueError) as error:
-            if (audit.access and name in audit.access) or (isinstance(error, FoldlineError) and error.exit_code == 3):
+            unreachable = isinstance(error, NotAuthorised) or getattr(error, "exit_code", 0) == 3
+            if unreachable or (audit.access is not None and name in audit.access):
                 raise
             refusals.append(str(error))
             continue

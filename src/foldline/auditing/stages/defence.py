@@ -93,7 +93,7 @@ def attack(session: Session, defence: Defence) -> Leak:
     oracle = open_oracle(session, defended, "gradients", "span", budget)
     span = fl.recover_span(oracle, rng=session.rng("span"), progress=session.progress)
     samples, remark = None, "" if span.status.ok else span.status.message
-    if 0 < span.rank < oracle.dim:
+    if "reconstruct" in session.stages and 0 < span.rank < oracle.dim:
         try:
             known = subject.known
             found = fl.reconstruct_from_span(span, rng=session.rng("reconstruct"), image_shape=known.image_shape,

@@ -12,7 +12,6 @@ from foldline.auditing.session import Estimate, Outcome, Session, Stage
 from foldline.reports.document import Method, Picture, PictureRow, Pictures
 from foldline.reports.document import Status as PlainStatus
 from foldline.reports.pictures import png
-from foldline.results import Result
 
 TITLE = "Noise that the model cannot see"
 EXPLAINS = ("Whatever is orthogonal to the span does not reach the first layer's units. Noise put there changes the "
@@ -42,7 +41,7 @@ def attack(session: Session) -> Hidden:
     rng = session.rng("obfuscate")
     d = span.directions.shape[1]
     clean = inputs[:INPUTS] if inputs is not None else torch.rand(INPUTS, d, generator=rng, dtype=torch.float64)
-    noisy = added(fl.obfuscate(clean, span.basis, scale=SCALE, rng=rng))
+    noisy = fl.obfuscate(clean, span.basis, scale=SCALE, rng=rng)
     noise = torch.randn(clean.shape, generator=rng, dtype=torch.float64)
     control = clean + SCALE * noise * (clean.norm(dim=1, keepdim=True) / noise.norm(dim=1, keepdim=True))
     access = "values" if "values" in session.main.access else "gradients"
@@ -51,12 +50,6 @@ def attack(session: Session) -> Hidden:
     y = (answers if access == "values" else answers[0][:, None]).double()[:, session.audit.output]
     a, b, c = y.split(len(clean))
     return Hidden(clean=clean, noisy=noisy, control=control, y=a, y_noisy=b, y_control=c)
-
-
-def added(found: Tensor | Result) -> Tensor:
-    x = found if isinstance(found, Tensor) else getattr(found, "inputs", getattr(found, "x", None))
-    assert isinstance(x, Tensor)
-    return x
 
 
 def tell(session: Session, result: Hidden) -> Outcome:

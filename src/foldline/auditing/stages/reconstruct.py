@@ -51,7 +51,8 @@ def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, 
     n = len(samples)
     estimated = getattr(result, "estimated_n", None)
     if subject.owner is None:
-        found = finding(session, id, "Samples that look like training data were recovered", shown=False, incomplete=n > 0,
+        found = finding(session, id, "Samples that look like training data were recovered", shown=False,
+                        incomplete=n > 0,
                         what=f"{n} candidate samples came out of {source}"
                              + (f"; the model seems to have been trained on {estimated}" if estimated else "")
                              + ". Whether they are training samples cannot be told without the owner's data.",
@@ -65,7 +66,7 @@ def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, 
     figures = compared(subject, samples, verdict, prefix, source, noun)
     close = int((verdict.train_ncc > 0.99).sum())
     found = finding(
-        session, id, f"Training {noun} can be read off " + ("the weights" if prefix == "weights" else "the explanations"),
+        session, id, f"Training {noun} can be read off {'the weights' if prefix == 'weights' else 'the explanations'}",
         shown=shown,
         what=f"{verdict.count} of {of} training {noun} were recovered from {source}"
              + (f", {close} of them almost to the pixel (correlation above 0.99)." if close else ".") if shown else
@@ -149,8 +150,9 @@ def candidates(subject: Subject, samples: Tensor, prefix: str) -> list[Figure]:
     if shape is None or not len(samples):
         return []
     return [Pictures(id=f"{prefix}-pictures", title="Candidates, best first", size=(shape[0], shape[1]), rows=[
-        PictureRow(label="Recovered", pictures=[Picture(png=png(x, shape, box=subject.known.box), alt=f"candidate {i + 1}")
-                                                for i, x in enumerate(samples[:COLUMNS])])],
+        PictureRow(label="Recovered", pictures=[
+            Picture(png=png(x, shape, box=subject.known.box), alt=f"candidate {i + 1}")
+            for i, x in enumerate(samples[:COLUMNS])])],
         caption="What came out, by the method's own ranking. Without the owner's data nobody can say which are real.",
         alt="A row of recovered candidates.")]
 

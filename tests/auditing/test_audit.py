@@ -1,0 +1,194 @@
+"""The audit from end to end on a tiny target: plan, stages, budgets, resuming, exit codes, and a kill over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import TARGET, network
+
+import foldline as fl
+from foldline.auditing.plan import planned_only
+from foldline.auditing.run import resolved
+from foldline.errors import BadInput, NotAuthorised
+from foldline.reports.files import read_report
+
+METHODS = ["span", "obfuscate", "extract"]
+
+
+def spec(**more: Any) -> dict[str, Any]:
+    return {"version": 1, "name": "tiny", "target": TARGET, "access": ["values", "gradients"], "methods": METHODS,
+            **more}
+
+
+@pytest.fixture
+def foldline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command in this process: foldline("audit", ...) -> (exit code, stdout, stderr)"""
+    from foldline.cli.main import main
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["foldline", *map(str, arguments)])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as left:
+            code = left.code or 0
+        said = capsys.readouterr()
+        return code, said.out, said.err.replace("\n", " ")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return fl.audit(spec(), tmp_path_factory.mktemp("audit"))
+
+
+def test_what_is_found_is_right_and_counted(done: Any) -> None:
+    found = {f.id: f for f in done.findings}
+    assert found["span"].numbers["rank"] == 5 and found["span"].state == "shown"
+    assert found["extraction"].numbers["exact"] == 1 and found["extraction"].severity == "high"
+    assert found["obfuscation"].numbers["same_answer"] == 1
+    assert done.complete and done.document.ledger.total == sum(r.rows for r in done.document.ledger.rows) > 0
+    assert done.document.run.rows_sent == done.document.ledger.total
+    assert {r.kind for r in done.document.ledger.rows} == {"explanations", "values"}
+
+
+def test_the_files_are_there_and_the_json_reads_back(done: Any) -> None:
+    assert all(p.stat().st_size > 100 for p in done.files.values())
+    assert read_report(done.folder).comparable() == done.document.comparable()
+    assert done.files["html"].stat().st_size < 5_000_000
+
+
+def test_the_same_folder_resumes_without_asking(done: Any) -> None:
+    again = fl.audit(spec(), done.folder)
+    assert again.document.comparable() == done.document.comparable()
+    assert again.document.run.rows_sent == done.document.run.rows_sent and again.document.run.resumed >= 1
+
+
+def test_a_lost_stage_is_redone_from_the_transcript(done: Any) -> None:
+    for name in ("span", "obfuscate"):
+        (done.folder / "run" / "stages" / f"{name}.json").unlink()
+    again = fl.audit(spec(), done.folder)
+    assert again.document.comparable() == done.document.comparable()
+    assert again.document.run.rows_sent == done.document.run.rows_sent
+
+
+def test_a_later_stage_finds_an_earlier_ones_result_after_a_kill(done: Any) -> None:
+    (done.folder / "run" / "stages" / "obfuscate.json").unlink()        # span.json stays: its result is recomputed
+    again = fl.audit(spec(), done.folder)
+    assert again.document.comparable() == done.document.comparable()
+
+
+def test_another_audit_does_not_resume_in_its_folder(done: Any) -> None:
+    with pytest.raises(BadInput, match="another run"):
+        fl.audit(spec(seed=1), done.folder)
+
+
+def test_a_budget_is_never_crossed_and_the_report_says_so(tmp_path: Path) -> None:
+    short = fl.audit(spec(budget={"queries": 20}), tmp_path)
+    assert short.document.ledger.total <= 20 and not short.complete
+    assert "budget" in {m.status.code for m in short.document.methods}
+    again = fl.audit(spec(budget={"queries": 20}), tmp_path)
+    assert again.document.comparable() == short.document.comparable()
+
+
+def test_money_is_a_budget_too_and_is_billed(tmp_path: Path) -> None:
+    paid = fl.audit(spec(budget={"money": 0.5, "currency": "EUR"}, price_per_query=0.01, methods=["span"]), tmp_path)
+    ledger = paid.document.ledger
+    assert ledger.money == pytest.approx(0.01 * ledger.total) and ledger.total <= 50 and ledger.budget == 50
+
+
+def test_time_is_a_budget_too(tmp_path: Path) -> None:
+    late = fl.audit(spec(budget={"seconds": 1e-9}), tmp_path)
+    assert not late.complete and {m.status.code for m in late.document.methods} == {"time"}
+    assert late.document.ledger.total == 0 and "does not mean" in late.document.headline
+
+
+def test_values_alone_still_give_the_span(tmp_path: Path) -> None:
+    found = fl.audit(spec(access=["values"], methods=["span"]), tmp_path)
+    assert found.findings[0].numbers["rank"] == 5 and found.document.ledger.total > 5 * 12
+
+
+def test_defences_change_what_is_found(tmp_path: Path) -> None:
+    x = torch.rand(30, 12, generator=fl.generator(0), dtype=torch.float64)
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    found = fl.audit(spec(methods=["span"], defences=["round-2", "label-only"],
+                          reference={"inputs": str(tmp_path / "x.npz")}), tmp_path / "out")
+    rows = {r.name: r for r in found.document.defences.rows}
+    assert rows["no defence"].rank == 5 and rows["no defence"].explanation_change == pytest.approx(0, abs=1e-12)
+    assert rows["round to 2 decimals"].explanation_change > 0 and rows["labels only"].rank is None
+    assert found.document.ledger.total == sum(r.rows for r in found.document.ledger.rows if r.stage.startswith("The"))
+    assert found.document.defences.query_limit is not None
+
+
+def test_a_plan_asks_nothing() -> None:
+    plan = planned_only(resolved(spec())[0])
+    assert [p.stage.name for p in plan.stages] == METHODS and all(p.estimate.rows > 0 for p in plan.stages)
+    demo = planned_only(resolved(None)[0])
+    assert len(demo.stages) > 10 and sum(p.estimate.rows for p in demo.stages) < 20_000
+
+
+def test_an_http_target_needs_a_statement(tmp_path: Path) -> None:
+    with pytest.raises(NotAuthorised):
+        fl.audit("http://127.0.0.1:9/", tmp_path)
+
+
+def test_the_command_plans_audits_reports_and_fails_on(tmp_path: Path, foldline: Any) -> None:
+    path = tmp_path / "audit.yaml"
+    path.write_text(json.dumps(spec()))
+    code, said, _ = foldline("audit", path, "--plan", "--out", tmp_path / "none")
+    assert code == 0 and "Nothing was asked" in said and not (tmp_path / "none").exists()
+    code, result, told = foldline("audit", path, "--out", tmp_path / "out", "--fail-on", "high", "--json", "-")
+    assert code == 1 and json.loads(result)["kind"] == "foldline-report"
+    assert "report.html" in told and "\x1b[" not in told and "The span of the training data: ok" in told
+    assert foldline("audit", path, "--out", tmp_path / "out", "--fail-on", "critical")[0] == 0
+    assert foldline("audit", path, "--out", tmp_path / "short", "--budget", "20")[0] == 3
+    assert foldline("report", tmp_path / "out", "--redact", "--out", tmp_path / "copy")[0] == 0
+    assert json.loads((tmp_path / "copy" / "report.json").read_text())["redacted"]
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["audit", "none.yaml"], "cannot be read"), (["audit", "weigths:m.safetensors"], "Did you mean weights"),
+    (["audit", "--fail-on", "awful"], "one of info"), (["report", "nowhere"], "There is no report")])
+def test_a_typo_ends_in_a_sentence_and_exit_code_two(arguments: list[str], says: str, tmp_path: Path,
+                                                     foldline: Any) -> None:
+    code, _, told = foldline(*arguments, *(["--out", tmp_path / "o"] if arguments[0] == "audit" else []))
+    assert code == 2 and says in told and "Traceback" not in told
+
+
+def test_kills_over_http_leave_the_same_report(tmp_path: Path) -> None:
+    """Three SIGKILLs at random moments, each resumed; a slow server makes sure that there is something to kill."""
+    from foldline.serving.app import make_app
+    from foldline.serving.run import serving
+    chance = random.Random(3)
+    with serving(make_app(network(), rate_limit=60.0)) as url:
+        path = tmp_path / "audit.yaml"
+        path.write_text(json.dumps(spec(target=url, authorised="the test's own server")))
+        undisturbed = fl.audit(str(path), tmp_path / "calm")
+        command = [sys.executable, "-m", "foldline", "audit", str(path), "--out", str(tmp_path / "killed")]
+        killed = 0
+        for _ in range(3):
+            child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                     env={**os.environ, "OMP_NUM_THREADS": "1"})
+            database = tmp_path / "killed" / "run"
+            begun = time.monotonic()
+            while not database.exists() and time.monotonic() - begun < 60 and child.poll() is None:
+                time.sleep(0.02)
+            time.sleep(chance.uniform(0.05, 0.8))
+            killed += child.poll() is None
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        last = fl.audit(str(path), tmp_path / "killed")
+    assert killed >= 2 and last.document.run.resumed == 3
+    assert last.document.comparable() == undisturbed.document.comparable()
