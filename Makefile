@@ -1,5 +1,5 @@
 # Two commands for a new machine: `make audit` and `make test`. Both do their own set-up, once.
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN    := .venv/bin
 STAMP  := .venv/.ready
 # Small matrices lose more to thread hand-over than they gain; pytest and BLAS would fight for two cores.
