@@ -25,7 +25,8 @@ from foldline.victims.datasets import load_dataset
 HERE = Path(__file__).parent
 os.environ.setdefault("FOLDLINE_DATA", str(HERE.parent.parent / "shared" / "data"))
 RESULTS = HERE / "results"
-PIXEL_STD = {"mnist": 0.3081, "cifar10": 0.2470}        # sigma_D of Appendix D, for pixels in [0, 1]
+PIXEL_MEAN = {"mnist": 0.1307, "cifar10": 0.4734}       # of pixels in [0, 1]
+PIXEL_STD = {"mnist": 0.3081, "cifar10": 0.2516}        # sigma_D of Appendix D
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 000, Section 4, at widths that fit here
     "1-layer": ("logistic", {}),
     "2-layer": ("two-layer", {"width": 128}),
@@ -96,7 +97,9 @@ def target(model: str, name: str, seed: int) -> nn.Module:
 
 def queries(name: str, kind: str, n: int, rng: torch.Generator) -> Tensor:
     d, _, rows = split(name)
-    if kind == "gaussian":
+    if kind == "gaussian":              # N(0, I) in standardised inputs, as such networks usually take them
+        return gaussian_rows(n, d.pixels.shape[1], rng=rng, mean=PIXEL_MEAN[name], std=PIXEL_STD[name]).float()
+    if kind == "gaussian-unit":         # N(0, I) in the pixels' own scale
         return gaussian_rows(n, d.pixels.shape[1], rng=rng).float()
     return drawn_rows(d.rows(rows, torch.float32), n, rng=rng)
 

@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
     "conv-smoothgrad": ("conv", "conv", "data", "smoothgrad", [10, 100]),
     "conv-values": ("conv", "conv", "data", None, [10, 100, 1000, 10_000]),
     "conv-gaussian-gradient": ("conv", "conv", "gaussian", "gradient", [10, 100]),
+    "conv-gaussian-unit-gradient": ("conv", "conv", "gaussian-unit", "gradient", [10, 100]),
     "conv-gaussian-values": ("conv", "conv", "gaussian", None, [10_000]),
     "2-layer-gaussian-gradient": ("2-layer", "2-layer", "gaussian", "gradient", [10, 100]),
     "2-layer-gaussian-values": ("2-layer", "2-layer", "gaussian", None, [10_000]),

@@ -54,8 +54,8 @@ def solve_affine(lesson: Lesson) -> Affine | None:
         found = torch.linalg.lstsq(X, z, driver="gelsd").solution.T             # (k, d + 1), the smallest that fits
         return Affine(found[:, :d], found[:, d])
     e = e.double()
-    M = lesson.recipe.factor(x)
-    M = torch.ones_like(x) if M is None else M                                  # (n, d)
+    factor = lesson.factor()
+    M = torch.ones_like(x) if factor is None else factor.double().expand(n, d)                                  # (n, d)
     a, b = max(lesson.explanation_scale, 1e-300), max(lesson.value_scale, 1e-300)
     told = torch.zeros(n, k, dtype=torch.float64).scatter_(1, of, 1.0)          # (n, k): which outputs are explained
     gram = X.T @ X / b                                                          # (d + 1, d + 1)

@@ -8,8 +8,9 @@ One vector-Jacobian product instead of one graph per output: for random signs v,
 each step draws v per row and differentiates v . f once, and then through it. SmoothGrad and integrated gradients are
 means over points x + u (explain.py); the student is explained the same way at two independent draws, whose product
 (g1 - e).(g2 - e) has the squared distance of the means as its expectation: two draws are enough, without bias.
-Differs from the paper: both parts are divided by the size of the target's answers, so that lambda means the same
-for every target; forms that lost sign, scale or extremes are compared up to what they lost.
+Differs from the paper: both parts are divided by the size of the target's answers, so that lambda means the same for
+every target; each input counts by its variance over the queries (query_metric); forms that lost sign, scale or
+extremes are compared up to what they lost.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Lesson:
     form: Form
     value_scale: float                  # mean |values|^2 per row
     explanation_scale: float            # mean |explanations|^2 per row, all explained outputs together
+    metric: Tensor | None = None        # (d,): what explanations were multiplied by before they are compared
 
     @property
     def n(self) -> int:
@@ -54,7 +56,15 @@ class Lesson:
         def pick(t: Tensor | None) -> Tensor | None:
             return None if t is None else t[rows]
         return Lesson(self.x[rows], self.values[rows], pick(self.probabilities), pick(self.explanations),
-                      pick(self.of), self.space, self.recipe, self.form, self.value_scale, self.explanation_scale)
+                      pick(self.of), self.space, self.recipe, self.form, self.value_scale, self.explanation_scale,
+                      self.metric)
+
+    def factor(self) -> Tensor | None:
+        """(n, d) or (d,): from the student's gradient to what its explanation is compared as."""
+        shown = self.recipe.factor(self.x)
+        if shown is None or self.metric is None:
+            return self.metric if shown is None else shown
+        return shown * self.metric
 
 
 class Pupil:
@@ -128,8 +138,23 @@ def offset(lesson: Lesson, rng: torch.Generator) -> Tensor:
 
 
 def scaled(g: Tensor, lesson: Lesson) -> Tensor:
-    factor = lesson.recipe.factor(lesson.x)
+    factor = lesson.factor()
     return g if factor is None else g * factor
+
+
+def query_metric(x: Tensor) -> Tensor | None:
+    """(d,): the root of each input's variance over the queries, floored at a tenth of the mean, of mean square 1.
+
+    A gradient's error matters by how far inputs move: f is wrong at x + u by (J - J').u. Inputs that never vary (the
+    margin of a picture) carry gradients that are left over from the target's start and would be learned for nothing.
+    """
+    if len(x) < 5:
+        return None
+    variance = x.double().var(0)
+    weight = variance + 0.1 * variance.mean()
+    if not float(weight.mean()) > 0:
+        return None
+    return (weight / weight.mean()).sqrt().to(x)
 
 
 def form_loss(g: Tensor, e: Tensor, lesson: Lesson, g2: Tensor | None = None) -> Tensor:

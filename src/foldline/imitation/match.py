@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from foldline.errors import BadInput
 from foldline.imitation.asking import Asked, ask, open_oracle
 from foldline.imitation.linear import only_linear, put, solve_affine
-from foldline.imitation.losses import Lesson, Pupil, Scores, score_lesson
+from foldline.imitation.losses import Lesson, Pupil, Scores, query_metric, score_lesson
 from foldline.imitation.optimise import Plan, Taught, Trial, evaluating_all, rank_of, teach
 from foldline.imitation.spaces import Space, chosen_space, convert, ending, found_space
 from foldline.networks.presets import initialise
@@ -203,11 +203,14 @@ def lesson_of(asked: Asked, student: nn.Module, k: int, match: Space | None,
     probabilities = None
     if k > 1:
         probabilities = values if space == "probabilities" else values.double().softmax(1)
+    metric = query_metric(asked.x) if asked.form == "signed" and e is not None else None
+    if metric is not None and e is not None:
+        e = e * metric.to(e)
     size = float(values.double().square().sum(1).mean())
     spread = 1.0 if e is None else float(e.double().square().sum((1, 2)).mean())
     return Lesson(asked.x.to(dtype), values.to(dtype), None if probabilities is None else probabilities.to(dtype),
                   None if e is None else e.to(dtype), asked.of, space, asked.recipe, asked.form,
-                  size or 1.0, spread or 1.0), ends
+                  size or 1.0, spread or 1.0, None if metric is None else metric.to(dtype)), ends
 
 
 def labels_lesson(asked: Asked, k: int, dtype: torch.dtype) -> Lesson:
