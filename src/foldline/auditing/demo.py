@@ -75,7 +75,9 @@ def victim(name: str, seed: int, folder: Path, progress: Progress = silent) -> S
 
     from foldline.victims.datasets import load_dataset, task_labels
     mnist = load_dataset("mnist5k")
-    test, labels = mnist.x_test, task_labels(mnist, mnist.y_test, "binary")
+    # The data set is sorted by digit.
+    order = torch.randperm(len(mnist.y_test), generator=generator(seed))
+    test, labels = mnist.x_test[order], task_labels(mnist, mnist.y_test, "binary")[order]
     known = Known(image_shape=(28, 28), box=(0.0, 1.0), inputs=test[:PUBLIC])
     widths = "-".join(str(w) for w in ("784", *network_widths(name), "1"))
     recipe = trained.info["recipe"]

@@ -80,6 +80,9 @@ def curves(figure: Curves, axes: Any) -> None:
                   drawstyle="steps-post" if s.style == "step" else "default")
     if figure.log_x:
         logarithmic(axes, "x")
+        places = sorted({x for s in figure.series for x in s.x})
+        if len(places) <= 8:
+            axes.set_xticks(places)
     if figure.log_y:
         logarithmic(axes, "y")
     axes.set_xlabel(label(figure.x_label))

@@ -16,7 +16,7 @@ from foldline.reports.pictures import png
 TITLE = "Noise that the model cannot see"
 EXPLAINS = ("Whatever is orthogonal to the span does not reach the first layer's units. Noise put there changes the "
             "input beyond recognition and the answer not at all: who knows the span can hide inputs from people.")
-INPUTS, SCALE = 50, 1.0
+INPUTS, SCALE = 50, 5.0     # noise five times as long as the input: nothing is left to recognise
 SAME = 1e-3             # of the spread of the answers
 
 
@@ -94,8 +94,8 @@ def picture(session: Session, result: Hidden, columns: int = 8) -> list[Pictures
         id="obfuscate-pictures", title="The same answer to what nobody can read", private=False,
         size=(shape[0], shape[1]), rows=[
             row("Input", result.clean, result.y, "the answer below each"),
-            row("Hidden in the null space", result.noisy, result.y_noisy, "noise as long as the input"),
-            row("Ordinary noise", result.control, result.y_control, "as long; the null")],
+            row("Hidden in the null space", result.noisy, result.y_noisy, f"noise {SCALE:g} times as long as the input"),
+            row("Ordinary noise", result.control, result.y_control, "of the same length; the null")],
         caption="Inputs, the same inputs with noise orthogonal to the span, and with ordinary noise of the same "
                 "length. Below each is the model's answer.",
         alt="Clean inputs, and noisy ones that get the same answers.")]
