@@ -1,0 +1,260 @@
+"""The stages of learning: look, hand over, listen, search lines, refit, certify."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from foldline.extract.learn_certificate import LearnCertificate, certify, probes_wanted
+from foldline.extract.learn_handover import extracted
+from foldline.extract.learn_lines import LineReport, add_units_of_line
+from foldline.extract.learn_merge import merge_within
+from foldline.extract.learn_model import Array, Asker, Model, fold_into_affine
+from foldline.extract.learn_noise import measure_noise
+from foldline.extract.learn_pieces import line_grid
+from foldline.extract.learn_polish import HELD_OUT, grow, polish
+from foldline.extract.learn_result import LearnResult, Trace
+from foldline.oracles.protocols import ValueOracle
+from foldline.randomness import Streams
+from foldline.results import Progress, Provenance, Status
+
+FIRST_LOOK = 32             # probes before the first line; they screen every later model for nothing
+FIRST_GRID, NEXT_GRID = 48, 40
+
+
+class Run:
+    """What a run carries from stage to stage, so that a budget that ends leaves the best so far."""
+
+    def __init__(self, f: ValueOracle, epsilon: float, delta: float, relative: bool, kurtosis: float | None,
+                 resolution: float, max_lines: int, hand_over: bool, streams: Streams, progress: Progress) -> None:
+        self.ask = Asker(f)
+        self.hand_over, self.handed_over = hand_over, False
+        self.extraction_rng = streams("extraction")
+        self.epsilon, self.delta, self.relative = epsilon, delta, relative
+        self.max_lines, self.progress = max_lines, progress
+        self.d, self.m = self.ask.d, self.ask.m
+        self.width = resolution * math.sqrt(self.d)
+        self.rng = {name: np.random.default_rng(streams.integer(name))
+                    for name in ("look", "lines", "steps", "probes", "mix", "noise", "polish")}
+        mix = self.rng["mix"].standard_normal(self.m)
+        self.mix: Array = mix / np.linalg.norm(mix) if self.m > 1 else np.ones(1)
+        self.model = Model.empty(self.d, self.m)
+        self.best = self.model.copy()
+        self.best_error = float("inf")
+        self.x: Array = np.zeros((0, self.d))                       # every Gaussian point asked so far
+        self.y: Array = np.zeros((0, self.m))
+        self.fresh = probes_wanted(self.d, delta, kurtosis)
+        self.certificate: LearnCertificate | None = None
+        self.reports: list[LineReport] = []
+        self.history: list[tuple[int, float]] = []
+        self.notes: list[str] = []
+        self.tests = 0
+        self.dropped = 0
+        self.merged: tuple[tuple[int, ...], ...] = ()
+        self.out_of_budget = False
+
+    # What is known of the target's size.
+
+    @property
+    def sd(self) -> float:
+        return float(np.sqrt(self.y.var(0).sum())) if len(self.y) else 0.0
+
+    @property
+    def target(self) -> float:
+        """The L2 error wanted, in absolute units; never below the answers' own noise."""
+        wanted = self.epsilon * self.sd if self.relative else self.epsilon
+        return max(wanted, self.floor)
+
+    @property
+    def floor(self) -> float:
+        """Residuals of a perfect model would still be this large."""
+        return 2.0 * math.sqrt(self.m) * self.ask.eta
+
+    def go(self) -> None:
+        self.look()
+        if self.hand_over and self.extraction_passes():
+            return
+        self.listen()
+        stale = refits = 0
+        for number in range(self.max_lines):
+            before = self.best_error
+            self.search_line(number)
+            if self.best_error <= 0.5 * self.target and self.passes():
+                return
+            stale = stale + 1 if self.best_error > 0.9 * before else 0
+            if stale >= (2 if self.noisy else 8):
+                stale, refits = 0, refits + 1
+                improved = self.refit()
+                if self.best_error <= self.target and self.passes():
+                    return
+                if refits >= 6 or (refits >= 2 and not improved):
+                    break
+        self.refit(growing=True)
+        self.passes()
+
+    @property
+    def noisy(self) -> bool:
+        return self.ask.eta > 1e-9 * max(self.sd, self.ask.magnitude)
+
+    def look(self) -> None:
+        self.grow_pool(self.gaussian(FIRST_LOOK, "look"))
+        self.model.q = self.y.mean(0)
+        self.remember()
+        self.progress("look", {"rows": self.ask.rows, "deviation": self.sd})
+
+    def extraction_passes(self) -> bool:
+        """Try exact extraction; its network must explain the points of the first look, then fresh probes."""
+        model = extracted(self.ask.oracle, rng=self.extraction_rng)
+        self.progress("extraction", {"rows": self.ask.rows, "units": model.h if model else 0})
+        if model is None:
+            return False
+        kept, self.model = self.model, model
+        self.remember()
+        if self.best_error <= 0.5 * self.target and self.passes():
+            self.handed_over = True
+            return True
+        self.model = kept                                           # a wrong network is no start
+        return False
+
+    def listen(self) -> None:
+        """How exact the answers are, said before rows are spent on what they cannot show."""
+        eta = measure_noise(self.ask, self.gaussian(4, "noise"), self.y, self.rng["noise"])
+        self.ask.eta = eta = max(eta, self.ask.eta)
+        self.progress("noise", {"rows": self.ask.rows, "noise": eta})
+        if self.relative and self.sd > 0 and self.floor > self.epsilon * self.sd:
+            self.notes.append(f"Known from the first {self.ask.rows} rows: the answers are off by about {eta:.2g}, so "
+                              f"relative errors below {self.floor / self.sd:.2g} cannot be shown.")
+            self.progress("floor", {"reachable": self.floor / self.sd, "epsilon": self.epsilon})
+
+    def gaussian(self, n: int, stream: str) -> Array:
+        return self.ask.points(self.rng[stream].standard_normal((n, self.d)))
+
+    def grow_pool(self, x: Array) -> Array:
+        y = self.ask(x)
+        self.x, self.y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
+        return y
+
+    def search_line(self, number: int) -> None:
+        rng = self.rng["lines"]
+        v = rng.standard_normal(self.d)
+        v /= np.linalg.norm(v)
+        if number == 0:
+            x0, grid = rng.standard_normal(self.d), line_grid(self.d, points=FIRST_GRID)
+        else:                                                       # through where the residual is large
+            r = np.square(self.y - self.model(self.x)).sum(1)
+            weight = r / r.sum() if r.sum() > 0 else None
+            x0 = self.x[rng.choice(len(r), p=weight)] if number % 4 else rng.standard_normal(self.d)
+            # A residual that few points see is narrow there: a ladder of steps around the point finds its folds.
+            narrow = float((r > 1e-2 * r.max()).mean()) < 0.1 if r.max() > 0 else True
+            grid = line_grid(self.d, points=NEXT_GRID, centre=narrow)
+        report = add_units_of_line(self.ask, self.model, x0, v, grid, mix=self.mix, resolution=self.width,
+                                   rng=self.rng["steps"], loose=0.25 if self.noisy else 1e-3)
+        self.reports.append(report)
+        self.remember()
+        self.progress("lines", {"rows": self.ask.rows, "units": self.model.h, "error": self.relative_error(),
+                                "lines": number + 1})
+
+    def relative_error(self) -> float:
+        return self.best_error / self.sd if self.sd > 0 else self.best_error
+
+    def remember(self) -> None:
+        """Keep the model that does best on every Gaussian point asked so far."""
+        def score(model: Model) -> float:
+            return float(np.sqrt(np.square(self.y - model(self.x)).sum(1).mean()))
+        error = score(self.model)
+        self.best_error = score(self.best)
+        if not error > self.best_error:                             # NaN never wins
+            self.best, self.best_error = self.model.copy(), error
+        self.history.append((self.ask.rows, self.relative_error()))
+
+    def refit(self, growing: bool = False) -> bool:
+        """Regression on Gaussian samples: weights first, then all parameters. True if it helped.
+
+        growing: also add units that only the sample speaks for. Rows are left for a certificate.
+        """
+        size = self.best.h * (self.d + 1) + self.d + 1
+        want = min(max(8 * size, 200 * self.d, 2000), 20_000) - len(self.x)
+        remaining = self.ask.oracle.remaining
+        if remaining is not None:
+            want = min(want, remaining if self.out_of_budget else remaining - self.fresh)
+        if want > 0:
+            self.grow_pool(self.gaussian(want, "polish"))
+        if growing:
+            self.model = grow(self.best, self.x, self.y, floor=self.ask.eta, rng=self.rng["polish"])
+        else:
+            self.model = polish(self.best, self.x, self.y, floor=self.ask.eta)
+        before = self.relative_error()
+        self.remember()
+        # What is left now is the error of the fit, spread over the units.
+        self.model = self.best.copy()
+        self.model.doubt(self.best_error, self.rng["polish"])
+        self.progress("refit", {"rows": self.ask.rows, "units": self.model.h, "error": self.relative_error()})
+        return self.relative_error() < 0.7 * before
+
+    def passes(self) -> bool:
+        """Tidy the best model and put it before probes it has not seen."""
+        model = self.best.copy()
+        dropped = fold_into_affine(model)
+        model, merged = merge_within(model, 0.1 * self.target, self.rng["probes"])
+        self.tests += 1
+        confidence_left = self.delta / (self.tests * (self.tests + 1))      # the tests' failures add up to delta
+        first = min(self.fresh, 64)
+        fresh = self.gaussian(self.fresh, "probes")
+        residual = self.grow_pool(fresh[:first]) - model(fresh[:first])
+        if float(np.square(residual).sum(1).mean()) <= self.target ** 2 and self.fresh > first:
+            residual = np.concatenate([residual, self.grow_pool(fresh[first:]) - model(fresh[first:])])
+        certificate = certify(residual, sd=self.sd, epsilon=self.epsilon, delta=confidence_left,
+                              relative=self.relative, noise=self.ask.eta)
+        good = certificate.squared_error_bound <= max(self.target ** 2, 2 * self.floor ** 2)
+        if self.certificate is None or good or certificate.bound < self.certificate.bound:
+            self.certificate, self.final = certificate, model
+            self.dropped, self.merged = dropped, merged
+        self.remember()
+        self.progress("certificate", {"rows": self.ask.rows, "units": model.h, "error": certificate.relative_error,
+                                      "bound": certificate.bound})
+        return good
+
+    def result(self, provenance: Provenance) -> LearnResult:
+        if self.certificate is None:
+            self.final = self.best.copy()
+            self.dropped = fold_into_affine(self.final)
+            self.certificate = certify(self.y[:0], sd=self.sd, epsilon=self.epsilon, delta=self.delta,
+                                       relative=self.relative, noise=self.ask.eta)
+        return LearnResult(status=self.status(), queries=self.ask.rows, certificate=self.certificate,
+                           provenance=provenance, network=self.final.network(), units=self.final.h,
+                           merged=self.merged, dropped=self.dropped,
+                           tangles=sum(len(r.tangles) for r in self.reports), lines=len(self.reports),
+                           handed_over=self.handed_over,
+                           noise=self.ask.eta, history=tuple(self.history), trace=self.trace())
+
+    def status(self) -> Status:
+        assert self.certificate is not None
+        notes = tuple(self.notes)
+        held = np.arange(len(self.x)) % HELD_OUT == 0               # rows that no fit has seen
+        rest = np.square(self.y[held] - self.final(self.x[held])).sum(1)
+        error = math.sqrt(float(rest.mean())) / (self.sd or 1.0) if held.any() else float("nan")
+        reached = f"reached a relative error of about {error:.2g}"
+        if self.certificate.holds:
+            return Status("ok", "Done.", notes)
+        if self.out_of_budget:
+            return Status("budget", f"The budget ended after {self.ask.rows} rows with epsilon={self.epsilon:g} not "
+                          f"certified; {reached}. Allow more rows or a larger epsilon.", notes)
+        if self.floor > (self.epsilon * self.sd if self.relative else self.epsilon):
+            return Status("noise", f"The answers' own noise hides errors below {self.certificate.floor:.2g}; "
+                          f"{reached}. Ask for a larger epsilon.", notes)
+        return Status("unverified", f"{len(self.reports)} lines and a regression did not reach "
+                      f"epsilon={self.epsilon:g}; {reached}. The target may not be a one-hidden-layer ReLU network.",
+                      notes)
+
+    def trace(self) -> Trace | None:
+        if not self.reports:
+            return None
+        report = self.reports[0]
+        t = np.unique(np.concatenate([report.pieces.start, report.pieces.stop, report.pieces.middle]))
+        x = report.origin + t[:, None] * report.direction
+        value = np.interp(t, report.pieces.middle, report.pieces.value)
+        folds = report.pieces.start[1:]
+        as_tensor = torch.from_numpy
+        return Trace(as_tensor(t), as_tensor(value), as_tensor(self.final(x) @ self.mix), as_tensor(folds.copy()))
