@@ -84,6 +84,26 @@ def test_json_on_stdout_is_only_json(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "probabilities" in out and "Wrote x.json" in err and "\x1b" not in out
 
 
+def test_a_run_folder_is_resumed_only_by_the_command_that_made_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import typer
+
+    from foldline.cli import main as entry
+    seen: list[int] = []
+
+    def command(target: str, seed: int = 0, run: Path | None = None) -> None:
+        seen.append(seed)
+
+    app = typer.Typer()
+    app.command()(entry.guarded(command))
+    monkeypatch.setattr(entry, "app", app)
+    folder = str(tmp_path / "r")
+    assert in_process(monkeypatch, "t", "--seed", "1", "--run", folder) == 0
+    assert in_process(monkeypatch, "t", "--seed", "1", "--run", folder) == 0
+    assert in_process(monkeypatch, "t", "--seed", "2", "--run", folder) == 2
+    assert seen == [1, 1] and "seed was 1 and is now 2" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "quick.py").write_text(QUICK)
     command = f"{sys.executable} -m foldline probe py:quick:f --dim 3 --json - | head -c 1"

@@ -52,7 +52,7 @@ def options(
 
 
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Ctrl-C, a reader that went away, and --json into nowhere, dealt with before typer sees them."""
+    """Ctrl-C, a reader that went away, --json into nowhere and another run's folder, before typer sees them."""
     signature = inspect.signature(command, eval_str=True)
     # Whatever asks a target may ask an HTTP one: the option is added to each such command that does not have it.
     asks = "target" in signature.parameters and "authorised" not in signature.parameters
@@ -62,6 +62,11 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
         check_json(arguments.get("json_out"))
         said = arguments.pop("authorised", None) if asks else None
         try:
+            if arguments.get("run") is not None:
+                from foldline.oracles.transcript import same_maker
+                same_maker(arguments["run"] / "command.json", {
+                    "command": command.__module__.rpartition(".")[2],
+                    **{name: arguments[name] for name in ("target", "seed") if name in arguments}})
             with authorised(said) if said is not None else contextlib.nullcontext():
                 command(**arguments)
             sys.stdout.flush()

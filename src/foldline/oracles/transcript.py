@@ -19,6 +19,7 @@ import sqlite3
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +102,7 @@ class Run:
         return self.sent - self.kept
 
     def made_by(self, **what: Any) -> None:
-        """Record what makes this run (target, seed, method ...), or refuse a folder that something else made."""
-        path = self.folder / RECORD
-        told = json.loads(json.dumps(what, default=str))
-        if not path.exists():
-            path.with_suffix(".tmp").write_text(json.dumps(told, indent=1) + "\n")
-            path.with_suffix(".tmp").replace(path)
-            return
-        try:
-            known = json.loads(path.read_text())
-        except ValueError as error:
-            raise BadFile(f"{path} is not JSON: {error}.") from error
-        differing = [k for k in sorted({*known, *told}) if known.get(k) != told.get(k)]
-        if differing:
-            parts = "; ".join(f"{k} was {known.get(k)!r} and is now {told.get(k)!r}" for k in differing)
-            raise BadInput(f"The run folder {self.folder} was made by another run: {parts}. "
-                           f"Repeat the first command to resume it, or give a new folder.")
+        same_maker(self.folder / RECORD, what)
 
     def close(self) -> None:
         _open.pop(self.folder, None)
@@ -131,6 +117,27 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def same_maker(record: Path, what: Mapping[str, Any]) -> None:
+    """Write down what makes a run (target, seed, method ...), or refuse a folder that something else made."""
+    told = json.loads(json.dumps(dict(what), default=str))
+    try:
+        if not record.exists():
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.with_suffix(".tmp").write_text(json.dumps(told, indent=1) + "\n")
+            record.with_suffix(".tmp").replace(record)
+            return
+        known = json.loads(record.read_text())
+    except OSError as error:
+        raise BadFile(f"The run folder {record.parent} cannot be used: {error.strerror}.") from error
+    except ValueError as error:
+        raise BadFile(f"{record} is not JSON: {error}.") from error
+    differing = [k for k in sorted({*known, *told}) if known.get(k) != told.get(k)]
+    if differing:
+        parts = "; ".join(f"{k} was {known.get(k)!r} and is now {told.get(k)!r}" for k in differing)
+        raise BadInput(f"The run folder {record.parent} was made by another run: {parts}. "
+                       f"Repeat the first command to resume it, or give a new folder.")
 
 
 @atexit.register
