@@ -70,7 +70,7 @@ def test_links_and_smooth_activations_from_values(name: str) -> None:
 def test_links_and_smooth_activations_from_gradients(name: str) -> None:
     net = LINKS[name]()
     r = fl.recover_span(fl.gradient_oracle(net), rng=fl.generator(0))
-    assert r.status.ok and r.rank == 10 and r.queries <= 14 and angle(r.basis, net[0].weight) < 1e-8
+    assert r.status.ok and r.rank == 10 and r.queries <= 18 and angle(r.basis, net[0].weight) < 1e-8
 
 
 def test_a_conv_net_is_a_function_of_flat_inputs() -> None:
@@ -96,7 +96,7 @@ def test_a_trained_victims_rank_is_the_gap_above_its_rest(dtype: torch.dtype) ->
     r = fl.recover_span(fl.gradient_oracle(net.to(dtype)), rng=fl.generator(1))
     assert r.status.ok and r.rank == n and r.queries <= n + 20
     short = fl.recover_span(fl.gradient_oracle(net, budget=n + 8), rng=fl.generator(1))
-    assert short.rank == n and short.queries == n + 8
+    assert short.rank == n and short.queries <= n + 8
     early = fl.recover_span(fl.gradient_oracle(net, budget=n - 10), rng=fl.generator(1))
     assert early.status.code == "budget" and early.rank == n - 10 and early.upper_bound == d
 
@@ -107,12 +107,16 @@ def test_float32_values() -> None:
     assert r.status.ok and r.rank == 20 and angle(r.basis, net[0].weight) < 1e-2
 
 
-@pytest.mark.parametrize(("digits", "limit"), [(8, 1e-3), (6, 1e-1)])
-def test_rounded_values(digits: int, limit: float) -> None:
-    net = deep_net([100, 20, 15, 1], 1)
-    f = fl.value_oracle(lambda x: (net(x) * 10 ** digits).round() / 10 ** digits, dim=100)
-    r = fl.recover_span(f, rng=fl.generator(0))
-    assert r.rank == 20 and angle(r.basis, net[0].weight) < limit and r.noise_floor > 1e-8
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("digits", [9, 7, 5])
+def test_rounded_values_are_right_or_not_claimed(digits: int, seed: int) -> None:
+    net = deep_net([60, 12, 15, 1], seed)
+    f = fl.value_oracle(lambda x: (net(x) * 10 ** digits).round() / 10 ** digits, dim=60)
+    r = fl.recover_span(f, rng=fl.generator(seed))
+    assert r.noise_floor > 10.0 ** -digits                          # the last digit was seen
+    assert r.rank == 12 or not r.status.ok
+    if digits > 5:
+        assert r.status.ok and angle(r.basis, net[0].weight) < 10.0 ** (5 - digits)
 
 
 def test_rounding_to_two_digits_leaves_no_gap_and_says_so() -> None:

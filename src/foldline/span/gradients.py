@@ -107,6 +107,8 @@ def status_of(search: Search, D: RankDecision) -> Status:
     notes: list[str] = []
     if search.unchecked:
         notes.append(f"{search.unchecked} points were dropped: folds too close for differences.")
+    if search.seen.outliers:
+        notes.append(f"{search.seen.outliers} gradients were left out: each showed a direction that no other one has.")
     if D.kind == "tail":
         notes.append(f"The {D.tail} values after the gap are flat near {D.noise_floor:.1e}, above what rounding "
                      f"explains: a rest that the network hardly uses, not counted.")

@@ -139,7 +139,7 @@ class PointStream:
             return base, base + u * (REACHES[self.reached] * max(float(base.norm()), 1e-3) / size)
         room = torch.where(u > 0, self.box[1] - base, self.box[0] - base) / torch.where(u == 0, torch.ones_like(u), u)
         fits = float(room[u != 0].min())
-        return (base, self.clip(base + min(fits, 1.0) * u)) if fits > 0.02 else None
+        return (base, self.clip(base + min(fits, 1.0) * u)) if fits > 0.2 else None
 
     def clip(self, x: Tensor) -> Tensor:
         return x if self.box is None else x.clamp(*self.box)

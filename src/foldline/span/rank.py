@@ -23,7 +23,7 @@ from torch import Tensor
 
 TAIL = 12               # values after a tail gap, before a search may stop at it
 SHORT_TAIL = 6          # the same when a budget ended the search: the p-value has to carry it
-MIN_GAP = 6.0           # a step smaller than this is not called a gap, however flat the tail
+MIN_GAP = 10.0          # a step smaller than this is not called a gap, however flat the tail
 CLIFF = 1e3             # a noise gap this wide needs no long tail
 NEGLIGIBLE = 1e-5       # the paper's own rank threshold, relative to the largest singular value
 CONFIDENCE = 0.999
@@ -86,9 +86,9 @@ def tail_gap(s: Tensor, above: int, negligible: float, min_tail: int) -> RankDec
     return best
 
 
-def singular(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values (r,) and right singular vectors (r, d), r = min(m, d); no rows, no values."""
+def singular(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Left vectors (m, r), singular values (r,) and right vectors (r, d), r = min(m, d); no rows, no values."""
     if len(rows) == 0:
-        return rows.new_zeros(0), rows.new_zeros(0, rows.shape[1])
-    _, s, V = torch.linalg.svd(rows, full_matrices=False)
-    return s, V
+        return rows.new_zeros(0, 0), rows.new_zeros(0), rows.new_zeros(0, rows.shape[1])
+    L, s, V = torch.linalg.svd(rows, full_matrices=False)
+    return L, s, V

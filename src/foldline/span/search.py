@@ -23,6 +23,7 @@ LONG_TAIL = 24          # probes below the floor without a gap: the spectrum sin
 REPEAT_AT = 128         # probes without a floor in sight: ask one point again, to measure noise
 MISSED = 2e-4           # chance of stopping too early that is accepted
 EVIDENCE = 80           # probes that confirm, times the rank
+LOOKS = 48              # spectra are computed every (rows / LOOKS) probes
 HUNT = 12               # halvings of a segment on which the answer moved
 PLAIN = 1e-3            # a unit row this far outside the span is new whatever the noise
 
@@ -176,14 +177,20 @@ class Search:
         elif before is not None and novelty <= self.seen.floor and before.kind == "noise" and before.gap >= CLIFF:
             grown = False                                       # plainly nothing new
             self.decision = replace(before, tail=before.tail + len(self.seen.rows) - first)
+        elif len(self.seen.U) % max(1, len(self.seen.U) // LOOKS):
+            self.mark_ranks(first)                              # a spectrum now and then is enough when it is large
+            return False
         else:
             now = self.look()
             grown = before is not None and now.rank > before.rank
-        for i in range(first, len(self.seen.ranks)):
-            self.seen.ranks[i] = self.decision.rank if self.decision is not None else len(self.seen.Q)
+        self.mark_ranks(first)
         self.count(grown=grown, zero=zero, repeat=repeat and fresh,
                    surprised=before is not None and before.gap_found)
         return grown
+
+    def mark_ranks(self, first: int) -> None:
+        for i in range(first, len(self.seen.ranks)):
+            self.seen.ranks[i] = self.decision.rank if self.decision is not None else len(self.seen.Q)
 
     def count(self, *, grown: bool, zero: bool, repeat: bool, surprised: bool) -> None:
         if grown:
@@ -221,6 +228,9 @@ class Search:
             if bool(self.changed(bases, moved, y).any()):
                 worst = int((y[n:] - y[:n]).abs().amax(1).argmax())
                 self.hunt_values(self.oracle, bases[worst], moved[worst])
+                return
+            if not self.sensitive(bases, moved, y):
+                self.take(self.stream.next())                   # too noisy for moves to show anything
                 return
             self.stable += n
         else:
@@ -263,14 +273,24 @@ class Search:
     def changed(self, bases: Tensor, moved: Tensor, y: Tensor) -> Tensor:
         """(n,): the answer moved by more than the basis' own error and rounding explain."""
         n = len(bases)
-        steep = max(float(row.norm()) for row in self.seen.rows)
-        # The basis is off by about noise / (smallest singular value kept): a move leaks that much of its length.
-        leak = 10 * self.seen.floor / self.smallest
-        allowed = leak * (moved - bases).norm(dim=1) * steep + 64 * self.eps * y.abs().max()
-        if self.differences is not None:
-            allowed = allowed + 2 * self.differences.quantum
-        beyond: Tensor = (y[n:] - y[:n]).abs().amax(1) > allowed
+        beyond: Tensor = (y[n:] - y[:n]).abs().amax(1) > self.allowed(bases, moved, y)
         return beyond
+
+    def allowed(self, bases: Tensor, moved: Tensor, y: Tensor) -> Tensor:
+        # The basis is off by about noise / (smallest singular value kept): a move leaks that much of its length.
+        leak = 5 * self.seen.floor / self.smallest
+        quantum = 0.0 if self.differences is None else 2 * self.differences.quantum
+        rounding = 64 * self.eps * float(y.abs().max())
+        bound: Tensor = leak * (moved - bases).norm(dim=1) * self.steep() + rounding + quantum
+        return bound
+
+    def sensitive(self, bases: Tensor, moved: Tensor, y: Tensor) -> bool:
+        """A missing direction, met by a move's 1 / sqrt(d) share, would have shown ten times over."""
+        share = (moved - bases).norm(dim=1) * self.steep() / self.d ** 0.5
+        return bool((self.allowed(bases, moved, y) < 0.1 * share).all())
+
+    def steep(self) -> float:
+        return max(float(row.norm()) for row in self.seen.rows)
 
     def measure_noise(self) -> None:
         """The same point again: what differs is noise."""

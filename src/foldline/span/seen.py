@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foldline.span.rank import TAIL, RankDecision, decide_rank, singular
+from foldline.span.rank import CLIFF, TAIL, RankDecision, decide_rank, singular
+
+ALONE = 0.9             # share of a direction that one row may have before it is that row's own
 
 
 class Seen:
@@ -22,6 +24,7 @@ class Seen:
         self.Q = torch.zeros(0, d, dtype=torch.float64)         # (r, d)
         self.U = torch.zeros(0, d, dtype=torch.float64)         # the useful rows, unit length
         self.noises: list[float] = []                           # relative error of each useful row
+        self.outliers = 0                                       # rows left out as errors at the last decision
         self.measured = 0.0                                     # from repeats or rounded answers
 
     def add(self, x: Tensor, row: Tensor, value: float, output: int, noise: float) -> tuple[float, bool, bool]:
@@ -58,7 +61,20 @@ class Seen:
         return float(2 * max(self.typical, self.measured) * (1 + (len(self.U) / self.d) ** 0.5))
 
     def decide(self, min_tail: int = TAIL) -> tuple[RankDecision, Tensor, Tensor]:
-        """Rows noisier than most are scaled down until their noise is like the others': scale does not move a span."""
+        """Rows noisier than most are scaled down until their noise is like the others': scale does not move a span.
+
+        In noise, a direction that one row alone shows while a dozen others show nothing is that row's error (a fold
+        between the points of a difference): such a row is left out.
+        """
         weights = torch.tensor([min(1.0, self.typical / n) for n in self.noises], dtype=torch.float64)
-        s, V = singular(self.U * weights[:, None])
-        return decide_rank(s, floor=self.floor, min_tail=min_tail), s, V
+        self.outliers = 0
+        while True:
+            L, s, V = singular(self.U * weights[:, None])
+            D = decide_rank(s, floor=self.floor, min_tail=min_tail)
+            if D.rank == 0 or D.tail < TAIL or D.gap >= CLIFF or self.outliers >= len(weights) // 10:
+                return D, s, V
+            share, row = L[:, D.rank - 1].square().max(0)
+            if float(share) < ALONE:
+                return D, s, V
+            weights[int(row)] = 0.0
+            self.outliers += 1
