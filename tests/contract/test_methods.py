@@ -149,7 +149,8 @@ def test_a_budget_is_a_status_with_the_best_so_far(case: Case, share: float) -> 
     target = case.target()
     found, oracle = case.run(target, budget=budget)
     assert found.queries == oracle.used == target.rows <= budget
-    assert not found.status.ok and found.status.code == "budget", str(found.status)
+    # A method that plans by its budget may do with less than it would like, but not with a tenth.
+    assert found.status.code == "budget" or (found.status.ok and share > 0.5), str(found.status)
     assert type(found) is type(whole) and json.dumps(found.to_dict(), allow_nan=False)
 
 

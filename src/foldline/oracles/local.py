@@ -79,8 +79,8 @@ def source_of(target: Any, kind: Kind, *, output: int = 0, threshold: float = 0.
 class LocalSource:
     """A torch module or callable in this process. Rows are flat outside; the target sees its own shape and dtype.
 
-    A callable may bill or count what it is asked, so it meets no row before the user sends one: its dtype and
-    width come from the modules and tensors it closes over, or from empty batches, which ask nothing.
+    A target may bill or count what it is asked, so it meets no row before the user sends one: its dtype and
+    width come from its own tensors, those it closes over, or from empty batches, which ask nothing.
     """
 
     def __init__(self, target: Callable[..., Any], kind: Kind, *, output: int = 0, threshold: float = 0.0,
@@ -110,7 +110,7 @@ class LocalSource:
             return 1 + self.dim if self.kind == "gradient" else 1
         if self.outputs is None and not self._tried_empty:
             self._tried_empty = True
-            self.outputs = self._count_outputs(0)
+            self.outputs = self._count_outputs()
         return self.outputs
 
     def answer(self, x: Tensor) -> Tensor:
@@ -177,20 +177,17 @@ class LocalSource:
             declared = getattr(self.target, name, None)
             if isinstance(declared, int):
                 return declared
-        if self.module is None:
-            return None
-        found = self._count_outputs(0)                              # a module in this process may also be run on a row
-        return self._count_outputs(1) if found is None else found
+        return self._count_outputs() if self.module is not None else None
 
-    def _count_outputs(self, rows: int) -> int | None:
-        mid = 0.0 if self.box is None else 0.5 * (self.box[0] + self.box[1])
+    def _count_outputs(self) -> int | None:
+        """From the shape of the answer to no rows, if the target gives one."""
         try:
             with evaluating(self.module), torch.no_grad():
-                y = self._forward(torch.full((rows, self.dim), mid, dtype=self.dtype, device=self.device))
+                y = self._forward(torch.zeros(0, self.dim, dtype=self.dtype, device=self.device))
         except Exception:
             return None                                             # the first real batch will say what is wrong
         y = y[0] if isinstance(y, tuple) and len(y) == 2 else y
-        if not hasattr(y, "shape") or len(y.shape) == 0 or y.shape[0] != rows:
+        if not hasattr(y, "shape") or len(y.shape) == 0 or y.shape[0] != 0:
             return None
         return int(math.prod(y.shape[1:]))
 
