@@ -27,11 +27,11 @@ def pack(**tensors: Tensor) -> bytes:
     return bytes(_save({k: t.detach().contiguous() for k, t in tensors.items()}))
 
 
-def unpack(body: bytes) -> dict[str, Tensor]:
-    """ValueError if the bytes are not whole. Copies, so that tensors are aligned as torch aligns its own:
-    matrix products may differ in the last bit between an aligned and an unaligned operand."""
+def unpack(body: bytes, *, aligned: bool = False) -> dict[str, Tensor]:
+    """ValueError if the bytes are not whole. `aligned` copies, so that tensors lie in memory as torch's own do: matrix
+    products may differ in the last bit between an aligned and an unaligned operand."""
     try:
-        return {k: t.clone() for k, t in _load(body).items()}
+        return {k: t.clone() if aligned else t for k, t in _load(body).items()}
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"not a whole safetensors file: {error}") from error
 

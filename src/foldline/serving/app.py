@@ -161,7 +161,7 @@ def read_rows(body: bytes, content_type: str) -> tuple[Tensor, Tensor]:
     kind = content_type.partition(";")[0].strip().lower()
     if kind == SAFETENSORS:
         try:
-            found = unpack(body)
+            found = unpack(body, aligned=True)
         except ValueError as error:
             raise HTTPException(422, f"The request is {str(error)[:200]}") from error
         x, ids = found.get("rows"), found.get("ids")
