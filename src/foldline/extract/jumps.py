@@ -23,6 +23,7 @@ from foldline.extract.units import Units
 
 PILOT = 8                   # directions asked first, to learn how far steps may go
 SHARE = 0.01                # of the distance to the nearest fold, for the pilot's steps; folds far off may be steep
+COARSE = 0.1                # the same when answers are noisy
 CLEAR = 5.0                 # later steps keep this many typical r away from a fold
 CONDITION = 60.0            # of the jumps that share one difference
 FILL = 0.8                  # of the outputs, how many folds share one difference: the rest are spare equations
@@ -53,7 +54,8 @@ class Frame:
 @dataclass(frozen=True, eq=False)
 class Measured:
     units: Units
-    error: Tensor               # (m,) what noise does to a unit's row, relative to its length
+    error: Tensor               # (m,) what noise does to each r of a unit
+    affine_error: float         # and to each slope of the affine part
     crossed: int                # steps that still cross a fold
 
 
@@ -83,11 +85,12 @@ def chosen_pieces(line: FoldLine, width: Tensor) -> list[int]:
 
 def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame, *, noise: Callable[[Tensor], Tensor],
                   known: int | None = None, room: Callable[[Tensor], Tensor] | None = None,
-                  share: float = SHARE) -> Measured:
+                  coarse: bool = False) -> Measured:
     """Units behind the folds of `line`. ask: x (n, d) -> y (n, k); noise: x (n, d) -> (n,).
 
     known: a piece whose function is known to be zero (a residual's), so that it need not be measured. room: x (n, d)
-    -> (n,), the longest step (in units of E) that stays where the target may be asked.
+    -> (n,), the longest step (in units of E) that stays where the target may be asked. coarse: answers are noisy, so
+    the pilot takes longer steps and is asked again.
     """
     m, k = line.jump.shape
     d = len(frame.u)
@@ -107,7 +110,7 @@ def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame,
     first = min(PILOT, d - 1)
     step = torch.zeros(len(pick), d - 1, dtype=torch.float64)        # (p, d - 1)
     J = torch.zeros(len(pick), d - 1, k, dtype=torch.float64)        # slopes along E
-    measure = Measure(ask, line, frame, pick, known, room)
+    measure = Measure(ask, line, frame, pick, known, room, noise)
 
     def reach(t: Tensor, rho: Tensor) -> Tensor:
         """(p,) how far a step may go from each t."""
@@ -115,21 +118,21 @@ def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame,
             return torch.ones(len(t), dtype=torch.float64)
         return ((t[:, None] - line.t).abs() / rho).min(1).values
 
-    step[:, :first] = share * reach(t, rho)[:, None]
+    if d == 1:
+        return Measured(assembled(line, frame, pick, J, solve(J), known), line.t.new_zeros(m), 0.0, 0)
+    step[:, :first] = (COARSE if coarse else SHARE) * reach(t, rho)[:, None]
     measure(t, step, J, torch.arange(first))
     r = solve(J)                                                     # (m, d - 1)
-    if d - 1 > first:
+    if d - 1 > first or coarse:
         rho = (r[:, :first].square().mean(1).sqrt() * CLEAR).clamp_min(1e-3)
-        if m:
-            t = balanced(t, line.t, edges, pick, rho)
-            again = reach(t, rho)
-        else:
-            again = reach(t, rho)
+        t = balanced(t, line.t, edges, pick, rho) if m else t
+        again = reach(t, rho)
+        first = 0 if coarse else first                               # noisy answers: the pilot's are not good enough
         step[:, first:] = again[:, None]
-        measure(t, step, J, torch.arange(first, d - 1), at=1)
+        measure(t, step, J, torch.arange(first, d - 1))
         r = solve(J)
     where = torch.stack([0.5 * (edges[:-1] + edges[1:])[pick], t])   # pilot's and later base points
-    base = torch.zeros(len(pick), d - 1, dtype=torch.float64)
+    base = torch.zeros(len(pick), max(d - 1, 1), dtype=torch.float64)
     base[:, :first], base[:, first:] = where[0][:, None], where[1][:, None]
     crossed = 0
     for _ in range(AGAIN):
@@ -142,14 +145,22 @@ def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame,
         step[bad] = shorter(r, base, step, line.t, bad)
         measure.some(base, step, J, bad)
         r = solve(J)
-    return Measured(assembled(line, frame, pick, J, r, known), solve.error(step, measure.noise(base, noise)), crossed)
+    live = step.abs().clamp_min(1e-300)
+    off = measure.noise(base) * live.pow(-2).mean(1).sqrt()          # (p,): the pilot's short steps weigh most
+    if known is not None:
+        off[pick == known] = 0.0
+    return Measured(assembled(line, frame, pick, J, r, known), solve.error(off),
+                    0.0 if known is not None else float(off[0]), crossed)
 
 
 class Measure:
     """Asks x(t_p) + s E_j and writes the slopes along E_j."""
 
     def __init__(self, ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame, pick: Tensor,
-                 known: int | None, room: Callable[[Tensor], Tensor] | None) -> None:
+                 known: int | None, room: Callable[[Tensor], Tensor] | None,
+                 exact: Callable[[Tensor], Tensor]) -> None:
+        self.exact = exact
+        self.asked: dict[tuple[int, float], Tensor] = {}
         self.ask, self.line, self.frame, self.pick, self.known, self.room = ask, line, frame, pick, known, room
 
     def value(self, p: Tensor, t: Tensor) -> Tensor:
@@ -157,7 +168,7 @@ class Measure:
         i = self.pick[p]
         return self.line.value[i] + self.line.slope[i] * (t - self.line.base[i])[:, None]
 
-    def __call__(self, t: Tensor, step: Tensor, J: Tensor, which: Tensor, at: int = 0) -> None:
+    def __call__(self, t: Tensor, step: Tensor, J: Tensor, which: Tensor) -> None:
         mask = torch.zeros(step.shape, dtype=torch.bool)
         mask[:, which] = True
         if self.known is not None:
@@ -174,11 +185,28 @@ class Measure:
             step[p, j] = torch.minimum(step[p, j].abs(), most) * step[p, j].sign()
         s = step[p, j]
         y = self.ask(on + s[:, None] * self.frame.E[j])
-        J[p, j] = (y - self.value(p, t)) / s[:, None]
+        J[p, j] = (y - self.origin(p, t)) / s[:, None]
 
-    def noise(self, base: Tensor, noise: Callable[[Tensor], Tensor]) -> Tensor:
-        """(p,)"""
-        return noise(self.frame.at(base[:, 0]))
+    def origin(self, p: Tensor, t: Tensor) -> Tensor:
+        """(n, k): the value to subtract; asked where the line, extrapolated from its supports, is less exact."""
+        value = self.value(p, t)
+        keys = list(zip(p.tolist(), t.tolist(), strict=True))
+        far = self.line.value_error(self.pick[p], t) > 3 * self.exact(self.frame.at(t))
+        new = {k: i for i, k in enumerate(keys) if bool(far[i]) and k not in self.asked}
+        if new:
+            rows = torch.tensor(list(new.values()))
+            for k, y in zip(new, self.ask(self.frame.at(t[rows])), strict=True):
+                self.asked[k] = y
+        for i in far.nonzero().flatten().tolist():
+            value[i] = self.asked[keys[i]]
+        return value
+
+    def noise(self, base: Tensor) -> Tensor:
+        """(p,): of a difference"""
+        t = base[:, -1]
+        line = self.line.value_error(self.pick, t)
+        exact = self.exact(self.frame.at(t))
+        return torch.minimum(line, 3 * exact) + exact
 
 
 class Solver:
@@ -193,11 +221,10 @@ class Solver:
         rows = [pinv @ (J[i + 1] - J[i]).T for i, pinv in enumerate(self.inverse)]       # (n, d - 1)
         return torch.cat(rows) if rows else J.new_zeros(0, J.shape[1])
 
-    def error(self, step: Tensor, noise: Tensor) -> Tensor:
-        """(m,) error of each r, typical over directions"""
-        per = noise / step.abs().mean(1)                             # (p,) of a slope
+    def error(self, per: Tensor) -> Tensor:
+        """per (p,), of a slope -> (m,), of each r"""
         out = [pinv.norm(dim=1) * float((per[i]**2 + per[i + 1]**2).sqrt()) for i, pinv in enumerate(self.inverse)]
-        return torch.cat(out) if out else step.new_zeros(0)
+        return torch.cat(out) if out else per.new_zeros(0)
 
 
 def balanced(t: Tensor, folds: Tensor, edges: Tensor, pick: Tensor, rho: Tensor) -> Tensor:

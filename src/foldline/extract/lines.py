@@ -58,6 +58,10 @@ class Piece:
         lam = (t - self.t1) / (self.t2 - self.t1)
         return abs(1 - lam) * self.e1 + abs(lam) * self.e2
 
+    @property
+    def slope_err(self) -> float:
+        return (self.e1 + self.e2) / (self.t2 - self.t1)
+
     def extend(self, t: float, y: Array, e: float) -> None:
         if t > self.t2:
             self.t2, self.y2, self.e2 = t, y, e
@@ -89,6 +93,8 @@ class FoldLine:
     base: Tensor
     value: Tensor
     slope: Tensor
+    support: Tensor                                          # (m + 1, 2): where each piece was asked, and
+    support_error: Tensor                                    # (m + 1, 2): how far off those answers may be
     ends: tuple[float, float]
     open: tuple[tuple[float, float], ...]
     rows: int
@@ -97,6 +103,13 @@ class FoldLine:
     @property
     def complete(self) -> bool:
         return not self.open
+
+    def value_error(self, piece: Tensor, t: Tensor) -> Tensor:
+        """(n,): how far off the piece's own line may be at t"""
+        t1, t2 = self.support[piece].T
+        lam = (t - t1) / (t2 - t1)
+        e1, e2 = self.support_error[piece].T
+        return (1 - lam).abs() * e1 + lam.abs() * e2
 
     @property
     def smallest_gap(self) -> float:
@@ -121,6 +134,7 @@ class ValueSearch:
         self.stuck: list[Gap] = []
         self.pieces: list[Piece] = []
         self.asked: list[tuple[float, Array]] = []
+        self.hidden: list[tuple[float, float]] = []          # stretches with a fold that the search did not see
 
     def ask(self, ts: list[float]) -> list[Array]:
         ys = self.ask_rows(torch.tensor(ts, dtype=torch.float64)).double().numpy()      # (n, k)
@@ -148,7 +162,7 @@ class ValueSearch:
         mid = 0.5 * (L.t2 + R.t1)
         ds, dc = R.slope - L.slope, R.at(mid) - L.at(mid)
         size = float(ds @ ds)
-        if size == 0.0:
+        if math.sqrt(size) <= L.slope_err + R.slope_err:             # parallel, as far as anyone can tell
             return math.nan, math.inf, float(abs(dc).max()), L.err(mid) + R.err(mid)
         t = mid - float(ds @ dc) / size
         if not math.isfinite(t):
@@ -217,6 +231,9 @@ class ValueSearch:
         if g.pending is None:
             g.pending = (t, y)
             return [g]
+        if t == g.pending[0]:                                        # steps have reached the spacing of floats
+            g.tries = TRIES
+            return [g]
         new = self.piece(*g.pending, t, y)
         return [Gap(L, new, new.t1 - L.t2), Gap(new, R, R.t1 - new.t2)]
 
@@ -244,6 +261,23 @@ class ValueSearch:
             self.gaps = [n for g, t, y in zip(open_gaps, points, answers, strict=True) for n in self.receive(g, t, y)]
 
 
+    def sharpen(self) -> None:
+        """One more row for each piece that is known from a short step: at its far end, for slope and as a check."""
+        folds = sorted(self.folds, key=lambda f: f[0])
+        wanted: list[tuple[Piece, float]] = []
+        for (t1, _, p, _), (t2, _, _, _) in zip(folds, folds[1:], strict=False):
+            width = t2 - t1
+            if width > 0 and p.t2 - p.t1 < 0.3 * width:
+                wanted.append((p, t2 - 0.05 * width if t2 - p.t2 > p.t1 - t1 else t1 + 0.05 * width))
+        if not wanted or (self.limit is not None and len(self.asked) + len(wanted) > self.limit):
+            return
+        for (p, t), y in zip(wanted, self.ask([t for _, t in wanted]), strict=True):
+            if abs(y - p.at(t)).max() <= p.err(t) + self.noise(t):
+                p.extend(t, y, self.noise(t))
+            else:
+                self.hidden.append((min(p.t2, t), max(p.t1, t)))
+
+
 def folds_from_values(ask: AskValues, ends: tuple[float, float], *, noise: Noise, scale: float | None = None,
                       limit: int | None = None) -> FoldLine:
     """Every fold of t -> y (n, k) between the ends.
@@ -262,6 +296,7 @@ def folds_from_values(ask: AskValues, ends: tuple[float, float], *, noise: Noise
     L, R = search.piece(first[0], y[0], first[1], y[1]), search.piece(first[2], y[2], first[3], y[3])
     search.gaps = [Gap(L, R, hi - lo)]
     search.run()
+    search.sharpen()
     return assemble(search, ends)
 
 
@@ -279,7 +314,7 @@ def assemble(search: ValueSearch, ends: tuple[float, float]) -> FoldLine:
     order = [search.pieces[0]] if not folds else [folds[0][1], *(f[2] for f in folds)]
     base = [0.5 * (p.t1 + p.t2) for p in order]
     values = [0.5 * (p.y1 + p.y2) for p in order]
-    stuck = tuple((g.left.t2, g.right.t1) for g in search.stuck)
+    stuck = (*((g.left.t2, g.right.t1) for g in search.stuck), *search.hidden)
 
     def table(rows: list[Array]) -> Tensor:
         return torch.tensor(np.array(rows, dtype=np.float64).reshape(len(rows), k))
@@ -287,5 +322,6 @@ def assemble(search: ValueSearch, ends: tuple[float, float]) -> FoldLine:
     return FoldLine(
         t=torch.tensor(t, dtype=torch.float64), jump=table(jump), error=torch.tensor(error, dtype=torch.float64),
         base=torch.tensor(base, dtype=torch.float64), value=table(values), slope=table([p.slope for p in order]),
-        ends=ends, open=stuck, rows=len(search.asked),
+        support=torch.tensor([[p.t1, p.t2] for p in order], dtype=torch.float64),
+        support_error=torch.tensor([[p.e1, p.e2] for p in order], dtype=torch.float64), ends=ends, open=stuck, rows=len(search.asked),
         samples=(torch.tensor([t for t, _ in search.asked], dtype=torch.float64), table([y for _, y in search.asked])))

@@ -117,9 +117,11 @@ class Signed:
 def with_signs(u: Units, *, tolerance: float) -> Signed:
     """Choose every unit's side so that the affine term vanishes, if there is such a choice.
 
-    P = sum_i s_i A_i W_i with s in {0, 1}: least squares over all outputs. With independent rows the answer is unique.
+    P = -sum_i s_i A_i W_i with s in {0, 1}: least squares over all outputs. With independent rows the answer is unique.
+    A rest below `tolerance` (relative to the largest unit) is rounding and is dropped; a larger one stays in P.
     """
     m = len(u)
+    tolerance = min(tolerance, 1e-6)
     size = float((u.A.abs().amax(0) * u.W.norm(dim=1)).max()) if m else 0.0
     if m == 0 or float(u.P.abs().max()) <= tolerance * size:
         return Signed(replace(u, P=torch.zeros_like(u.P)) if m else u, True, True)
@@ -128,6 +130,8 @@ def with_signs(u: Units, *, tolerance: float) -> Signed:
     gram = (u.A.T @ u.A) * (u.W @ u.W.T)
     right = (u.A * (u.W @ u.P.T).T).sum(0)                           # (m,)
     scale = gram.diagonal().sqrt()
+    if not bool((scale > 0).all()) or not bool(gram.isfinite().all()):
+        return Signed(u, False, False)
     eigen, vectors = torch.linalg.eigh(gram / scale[:, None] / scale)
     unique = bool(eigen[0] > 1e-10)
     if not unique:
@@ -140,7 +144,6 @@ def with_signs(u: Units, *, tolerance: float) -> Signed:
         return Signed(u, True, False)
     # P = -sum of the flipped units' A_i W_i: writing them from the other side adds exactly that.
     turned = u.flipped(flip)
-    rest = float(turned.P.abs().max())
-    if rest > max(tolerance, 1e-9) * size * max(1.0, m**0.5):
-        return Signed(u, True, False)
+    if float(turned.P.abs().max()) > max(tolerance, 1e-9) * size * max(1.0, m**0.5):
+        return Signed(turned, True, False)
     return Signed(replace(turned, P=torch.zeros_like(turned.P)), True, True)

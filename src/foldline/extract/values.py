@@ -63,8 +63,14 @@ class Run:
         self.x: list[Tensor] = []
         self.y: list[Tensor] = []
         self.lines: list[FoldLine] = []
-        self.row_error = 0.0
+        self.row_error = 0.0                                         # of the function's slope, for reasons of precision
+        self.rounding = 0.0
         self.unresolved = 0
+
+    @property
+    def relative_error(self) -> float:
+        size = float((self.units.A.abs().amax(0) * self.units.W.norm(dim=1)).max()) if len(self.units) else 0.0
+        return self.row_error / size if size > 0 else 0.0
 
     @property
     def used(self) -> int:
@@ -75,6 +81,10 @@ class Run:
         y = self.oracle(x).double()
         self.x.append(x)
         self.y.append(y)
+        if self.floor is not None and self.floor.kind == "arithmetic":
+            # The first stretch may have been flat: what rounding does follows the largest sums seen.
+            grown = (y.abs().amax(1) / (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)).max()
+            self.rounding = max(self.rounding, 8 * float(torch.finfo(self.oracle.dtype).eps) * float(grown))
         return y
 
     def noise(self, x: Tensor) -> Tensor:
@@ -82,14 +92,14 @@ class Run:
         assert self.floor is not None
         if self.floor.kind != "arithmetic":
             return torch.full((len(x),), self.floor.value, dtype=torch.float64)
-        return self.floor.value * (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)
+        return max(self.floor.value, self.rounding) * (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)
 
     def result(self) -> Extraction:
         try:
             status = self.extract()
         except BudgetExhausted as error:
             status = Status("budget", f"{error} The network holds the {len(self.units)} units found so far.")
-        signed = with_signs(self.units, tolerance=max(1e-9, 100 * self.row_error))
+        signed = with_signs(self.units, tolerance=max(1e-9, 100 * self.relative_error))
         u = signed.units.normalised()
         notes = list(status.notes)
         if not signed.unique:
@@ -143,7 +153,7 @@ class Run:
 
         def blur(t: float) -> float:
             size = nx + abs(t) * nu
-            return float(self.noise(torch.full((1, 1), size, dtype=torch.float64))) + 4 * extra * size
+            return float(self.noise(torch.full((1, 1), size, dtype=torch.float64))) + extra * size
 
         line = folds_from_values(lambda t: residual(frame.at(t)), ends, noise=blur,
                                  scale=1.0 if self.oracle.box is None else None, limit=12 * self.max_folds + 64)
@@ -156,9 +166,11 @@ class Run:
         room = None if self.oracle.box is None else self.room(frame)
         if known is not None and len(line.t) == 0:
             return 0
-        found = recover_units(residual, line, frame, noise=self.noise, known=piece, room=room)
-        self.row_error = max(self.row_error, float(found.error.max()) if len(found.error) else 0.0)
-        self.units = merged(base.plus(found.units), tolerance=max(1e-7, 100 * self.row_error))
+        found = recover_units(residual, line, frame, noise=self.noise, known=piece, room=room, coarse=not fine)
+        # An error of r in every direction is an error of |kappa r| |x| / |u| in the function.
+        weight = line.jump.abs().amax(1) * found.error if len(found.error) else line.t.new_zeros(1)
+        self.row_error += (float(weight.norm()) + found.affine_error) / nu
+        self.units = merged(base.plus(found.units), tolerance=min(1e-4, max(1e-7, 100 * self.relative_error)))
         self.progress("units", {"units": len(self.units), "queries": self.used})
         return len(line.t)
 
@@ -172,8 +184,7 @@ class Run:
 
     def tolerance(self, x: Tensor) -> Tensor:
         """(n,): how far off the recovered function may be for reasons of precision."""
-        size = float((self.units.A.norm(dim=0) * self.units.W.norm(dim=1)).norm()) if len(self.units) else 0.0
-        return 8 * self.noise(x) * max(1.0, len(self.units)**0.5) + 4 * self.row_error * size * x.norm(dim=1)
+        return 8 * self.noise(x) * max(1.0, len(self.units)**0.5) + 6 * self.row_error * x.norm(dim=1)
 
     def finish(self) -> Status:
         rng = self.streams("probes")
@@ -185,6 +196,10 @@ class Run:
             self.certificate = FunctionCertificate.of(r, tolerance=float(self.tolerance(x).max()),
                                                       distribution=self.region.name)
             self.progress("check", {"units": len(self.units), "residual": self.certificate.worst, "queries": self.used})
+            if not bool(off.any()) and self.certificate.tolerance > 0.02 * float(y.square().mean().sqrt()):
+                return Status("imprecise", f"{len(self.units)} units were found, but at this precision of the answers "
+                              f"(off by up to {float(self.noise(x).max()):.2g}) the function is known only to "
+                              f"{self.certificate.tolerance:.2g}; probes agree within {self.certificate.worst:.2g}.")
             if not bool(off.any()):
                 notes = (f"{self.unresolved} stretches of the lines could not be resolved.",) if self.unresolved else ()
                 return Status("ok", f"{len(self.units)} units; {self.probes} fresh probes agree.", notes)
@@ -192,17 +207,18 @@ class Run:
                 break
             # A line from where they agree through a point where they do not must cross what is missing.
             worst = x[(r.abs().max(1).values * off).argmax()]
-            if self.oracle.box is None:
-                anchor = self.lines[0]
-                good = x[~off][0] if bool((~off).any()) else None
-                del anchor
-                if good is None:
-                    self.search(worst, torch.randn(len(worst), generator=rng, dtype=torch.float64), None)
-                else:
-                    self.search(good, worst - good, 0.0)
-            else:
+            if self.oracle.box is not None:
                 a, b = self.region.chord(rng=rng)
-                self.search(0.5 * (a + b), 0.5 * (b - a), None)
+                found = self.search(0.5 * (a + b), 0.5 * (b - a), None)
+            elif bool((~off).any()):
+                good = x[~off][0]
+                found = self.search(good, worst - good, 0.0)
+            else:
+                found = self.search(worst, torch.randn(len(worst), generator=rng, dtype=torch.float64), None)
+            size = float(y.abs().max())
+            if found == 0 and self.certificate.worst <= 1e-5 * size:
+                # No fold is left on a line through the disagreement: it is the precision of what was measured.
+                self.row_error = max(2 * self.row_error, float((r.abs().amax(1) / x.norm(dim=1)).max()))
         return Status("not_one_hidden_layer", f"{len(self.units)} units were found on {len(self.lines)} lines, but "
                       f"{self.certificate.off} of {self.certificate.probes} probes still disagree by up to "
                       f"{self.certificate.worst:.3g}: the folds do not continue as hyperplanes (a deeper network?), or "
