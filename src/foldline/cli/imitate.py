@@ -71,12 +71,16 @@ def command(
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
+    import hashlib
+
     import foldline as fl
     from foldline.errors import BadInput, Refused
     from foldline.imitation.match import as_row
     from foldline.judge.imitation import queries_needed
     from foldline.networks.files import save
+    from foldline.oracles.transcript import identity_of
     from foldline.randomness import Streams
+    from foldline.results import plain
 
     counts = sorted(set(count or [10]))
     kinds = [None if e in ("values", "none") else e for e in (explain or ["gradient"])]
@@ -87,12 +91,16 @@ def command(
     if pool.shape[1] != oracle_dim.dim:
         raise BadInput(f"The target takes {oracle_dim.dim} inputs, but rows of {queries} have {pool.shape[1]}: name "
                        f"another source with --queries.")
+    # Rows of a run folder belong to this very command: another target, student or source makes other rows.
+    asked_for = hashlib.blake2b(repr((identity_of(target), student, width, queries, picked, link, sigma, samples, form,
+                                      test, steps, max(counts), seed)).encode(), digest_size=6).hexdigest()
     rows: list[dict[str, Any]] = []
     last: Any = None
     with progress("imitate") as show:
         for kind in kinds:
             for n in counts:
-                kept = finished(run, kind, n, seed)
+                place = None if run is None else run / f"row-{kind or 'values'}-{n}-{asked_for}.json"
+                kept = finished(place)
                 if kept is not None:
                     rows.append(kept)
                     continue
@@ -103,8 +111,8 @@ def command(
                 row = {"n": n, "explain": kind, "message": str(last.status), **as_row(last)}
                 if last.network is not None and held is not None:
                     row |= scored(last.network, target, held, labels)
-                rows.append(row)
-                keep(run, kind, n, seed, row)
+                rows.append(plain(row))
+                keep(place, rows[-1])
     show_table(rows)
     if labels is not None:
         for kind in kinds:
@@ -191,29 +199,23 @@ def scored(network: Any, target: str, held: Tensor, labels: Tensor | None) -> di
     return asdict(score)
 
 
-def row_file(run: Path, kind: str | None, n: int, seed: int) -> Path:
-    return run / f"row-{kind or 'values'}-{n}-seed{seed}.json"
-
-
-def finished(run: Path | None, kind: str | None, n: int, seed: int) -> dict[str, Any] | None:
+def finished(place: Path | None) -> dict[str, Any] | None:
     """A row that an earlier, interrupted command finished."""
     import json
-    if run is None or not row_file(run, kind, n, seed).is_file():
+    if place is None or not place.is_file():
         return None
-    found: dict[str, Any] = json.loads(row_file(run, kind, n, seed).read_text())
+    found: dict[str, Any] = json.loads(place.read_text())
     return found
 
 
-def keep(run: Path | None, kind: str | None, n: int, seed: int, row: dict[str, Any]) -> None:
+def keep(place: Path | None, row: dict[str, Any]) -> None:
     import json
-
-    from foldline.results import plain
-    if run is None:
+    if place is None:
         return
-    run.mkdir(parents=True, exist_ok=True)
-    part = row_file(run, kind, n, seed).with_suffix(".part")
-    part.write_text(json.dumps(plain(row)))
-    part.replace(row_file(run, kind, n, seed))          # whole or not there
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_suffix(".part")
+    part.write_text(json.dumps(row))
+    part.replace(place)                                 # whole or not there
 
 
 def show_table(rows: list[dict[str, Any]]) -> None:

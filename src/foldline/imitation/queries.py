@@ -22,7 +22,8 @@ def gaussian_rows(n: int, dim: int, *, rng: torch.Generator, mean: float = 0.0, 
     """x ~ N(mean, std^2 I_d), float64; nested like drawn_rows."""
     if n < 1 or dim < 1:
         raise BadInput(f"Gaussian queries need at least one row and one input, not {n} and {dim}.")
-    return mean + std * torch.randn(n, dim, generator=rng, dtype=torch.float64)
+    # Row by row: one large draw would not begin with the rows of a smaller one.
+    return mean + std * torch.stack([torch.randn(dim, generator=rng, dtype=torch.float64) for _ in range(n)])
 
 
 def read_rows(path: str | Path, key: str | None = None) -> tuple[Tensor, Tensor | None]:
