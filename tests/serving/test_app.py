@@ -251,3 +251,31 @@ def test_each_defence_does_what_it_says_and_only_that(net, x):
     assert torch.equal(both, torch.round(both, decimals=1))
     for switches in (Switches(decimals=0), Switches(noise=5.0), Switches(clip=0.1), Switches(bits=1)):
         assert torch.equal(ask(switches, "labels")[:, 0], y.argmax(1))
+
+
+def test_all_outputs_explained_at_once(net, x):
+    victim = Victim(net, Switches())
+    each = [victim.ask("gradient", x, output=j) for j in range(3)]
+    with serving(make_app(net, max_rows=64)) as url:
+        block = open_endpoint(url, "gradient", output="all", authorised=ME).answer(x)
+        assert httpx.post(f"{url}/explain?output=all", json={"rows": x[:2].tolist()}).json()["gradients"][1][2] == \
+            each[2][1, 1:].tolist()
+    assert torch.equal(block[:, :3], torch.stack([e[:, 0] for e in each], 1))
+    assert torch.equal(block[:, 3:].reshape(300, 3, 12), torch.stack([e[:, 1:] for e in each], 1))
+
+
+def test_imitation_asks_a_server_for_its_explanations(net, x, tmp_path):
+    """One call, the same student: from a module and from the server that serves it, with a run folder."""
+    import foldline as fl
+    from foldline.oracles.authorisation import authorised
+    from foldline.randomness import generator
+
+    def imitated(target, **run):
+        student = small_net(sizes=(12, 3))
+        return fl.imitate(target, student, x[:20], explain="gradient", rng=generator(0), steps=30, **run)
+
+    here = imitated(net)
+    with serving(make_app(net)) as url, authorised(ME):
+        there = imitated(url, run=tmp_path / "run")
+    assert there.queries == here.queries == 20
+    torch.testing.assert_close(there.network(x), here.network(x), rtol=1e-4, atol=1e-4)

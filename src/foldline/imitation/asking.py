@@ -77,6 +77,12 @@ def open_oracle(target: Any, explain: Any, output: Output, *, link: Link, form: 
         return value_oracle(target, budget, input_shape=input_shape, run=run), []
     recipe = recipe_of(explain, samples, sigma, path_steps, baseline, noise)
     values = source_of(target, "values", input_shape=input_shape)
+    if isinstance(target, str) and isinstance(recipe, Recipe) and link == "identity" and form in (None, "signed"):
+        from foldline.oracles.endpoint_explained import explained_endpoint
+        remote = explained_endpoint(target, recipe)
+        if remote is not None:                                      # a foldline server explains itself
+            source: Source = kept(remote, target, f"{recipe.kind} explanations of all", run)
+            return ExplanationOracle(source, budget=budget), []
     if not hasattr(values, "target"):
         return value_oracle(target, budget, input_shape=input_shape, run=run), \
             [f"{type(values).__name__} has no gradients to ask: values only."]
@@ -84,7 +90,7 @@ def open_oracle(target: Any, explain: Any, output: Output, *, link: Link, form: 
         return value_oracle(target, budget, input_shape=input_shape, run=run), \
             ["The target is a callable that does not say how many outputs it has, so it could not be explained: "
              "values only. Give it an `outputs` attribute, or pass the module."]
-    source: Source = Explained(values, recipe, output, link=link, form=form or "signed")
+    source = Explained(values, recipe, output, link=link, form=form or "signed")
     if run is not None:
         name = recipe.kind if isinstance(recipe, Recipe) else type(getattr(recipe, "attribution", recipe)).__name__
         source = kept(source, target, f"{name} explanations of {output} ({link}, {form or 'signed'})", run)

@@ -16,7 +16,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import torch
@@ -38,11 +38,14 @@ DOORS = ("predict", "label", "explain", "health")
 REQUEST_BYTES = 8 << 20         # our own server: rows per request are chosen to stay below this
 
 
-def open_endpoint(text: str, kind: Kind, *, output: int = 0, threshold: float = 0.0, dim: int | None = None,
-                  input_shape: tuple[int, ...] | None = None, box: Box | None = None,
+def open_endpoint(text: str, kind: Kind, *, output: int | Literal["all"] = 0, threshold: float = 0.0,
+                  dim: int | None = None, input_shape: tuple[int, ...] | None = None, box: Box | None = None,
                   authorised: str | None = None, timeout: float | None = None,
                   attempts: int | None = None) -> EndpointSource:
-    """`text`: an http(s) address of `foldline serve`, or http:spec.yaml. `authorised`: by whose leave."""
+    """`text`: an http(s) address of `foldline serve`, or http:spec.yaml. `authorised`: by whose leave.
+
+    output="all" asks our own server for the explanations of every output: width k + k d, the k values first.
+    """
     said = authorisation.required(authorised, text)
     if text.startswith(("http://", "https://")):
         spec = own_server(text, kind, output, timeout=timeout or 30.0, attempts=attempts or 9)
@@ -59,18 +62,22 @@ def open_endpoint(text: str, kind: Kind, *, output: int = 0, threshold: float = 
 class EndpointSource:
     """Rows over HTTP. `sent`, `lost` and `bill` count what crossed the wire; `statement` is the authorisation."""
 
-    def __init__(self, spec: EndpointSpec, kind: Kind, *, output: int, threshold: float, box: Box | None,
-                 statement: str, name: str) -> None:
+    def __init__(self, spec: EndpointSpec, kind: Kind, *, output: int | Literal["all"], threshold: float,
+                 box: Box | None, statement: str, name: str) -> None:
         self.spec, self.kind, self.output, self.threshold = spec, kind, output, threshold
         self.statement, self.name = statement, name
         self.asked: Kind = "values" if kind == "labels" and spec.labels is None else kind
         self.part = spec.part(self.asked)
-        if kind == "gradient" and spec.outputs is not None and not 0 <= output < spec.outputs:
+        if output == "all" and (kind != "gradient" or spec.outputs is None or spec.gradient is None
+                                or "output=all" not in (spec.gradient.url or "")):
+            raise BadSpec("output='all' asks a foldline server for the explanations of every output.")
+        if kind == "gradient" and output != "all" and spec.outputs is not None and not 0 <= output < spec.outputs:
             raise BadSpec(f"output={output} was asked for, but the target has {spec.outputs} outputs.")
         if self.asked == "labels" and threshold != 0.0:
             raise BadSpec(f"The API at {spec.url} decides its labels itself: threshold={threshold} cannot be set.")
         self.dim = spec.dim
-        self.width = {"values": spec.outputs or 1, "gradient": 1 + spec.dim, "labels": 1}[kind]
+        explained = (spec.outputs or 1) * (1 + spec.dim) if output == "all" else 1 + spec.dim
+        self.width = {"values": spec.outputs or 1, "gradient": explained, "labels": 1}[kind]
         self.dtype = torch.float32 if spec.dtype == "float32" else torch.float64
         self.box = box if box is not None else spec.box
         self.rows_per_request = spec.rows_per_request
@@ -147,7 +154,7 @@ class EndpointSource:
         """One request: (n, d) -> (n, width), checked."""
         request = self.part.request or self.spec.request
         content, sent_type = self.encode(x, request)
-        largest = (1 << 16) + len(x) * 64 * (1 + (self.dim if self.asked == "gradient" else self.spec.outputs or 64))
+        largest = (1 << 16) + len(x) * 64 * (self.width if self.asked == "gradient" else 1 + (self.spec.outputs or 64))
         block = self.caller.call(
             self.part.method or self.spec.method, self.part.url or self.spec.url, rows=len(x), largest=largest,
             content=content, headers={"content-type": sent_type, "accept": sent_type},
@@ -205,9 +212,9 @@ class EndpointSource:
             raise BadAnswer(f"The reply has shape {tuple(block.shape)}; {rows} rows were asked.")
         block = block.reshape(rows, -1)
         if value is not None:
-            if value.numel() != rows:
+            if value.ndim == 0 or len(value) != rows:
                 raise BadAnswer(f"The reply has {value.numel()} values; {rows} rows were asked.")
-            block = torch.cat([value.reshape(rows, 1), block.to(value.dtype)], 1)
+            block = torch.cat([value.reshape(rows, -1), block.to(value.dtype)], 1)
         width = self.spec.outputs if self.asked == "values" else self.width
         if block.shape[1] != width:
             raise BadAnswer(f"The reply has {block.shape[1]} numbers per row, not {width}.")
@@ -258,7 +265,7 @@ def reading_certificates(path: str) -> Iterator[None]:
         raise BadSpec(f"The certificates in {path} cannot be read: {error}.") from error
 
 
-def own_server(url: str, kind: Kind, output: int, *, timeout: float, attempts: int) -> EndpointSpec:
+def own_server(url: str, kind: Kind, output: int | Literal["all"], *, timeout: float, attempts: int) -> EndpointSpec:
     """The spec of a `foldline serve`, as its /health tells it. ?method=smoothgrad in the address picks explanations."""
     parts = urlsplit(url)
     folder, _, last = parts.path.rstrip("/").rpartition("/")
@@ -284,6 +291,8 @@ def own_server(url: str, kind: Kind, output: int, *, timeout: float, attempts: i
         fast = "safetensors" in health["encodings"]
         request = RequestSpec(rows="rows", encoding="safetensors" if fast else "json", ids=None if fast else "ids")
         rows = max(1, min(int(health["rows_per_request"]), REQUEST_BYTES // (8 * int(health["dim"]))))
+        if output == "all":
+            rows = max(1, min(rows, 4 * REQUEST_BYTES // (8 * int(health["dim"]) * int(health["outputs"]))))
         query = {**dict(parse_qsl(parts.query)), "output": str(output)}
         explain = f"{base}/explain?{urlencode(query)}"
         return EndpointSpec(

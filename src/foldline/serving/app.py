@@ -34,6 +34,8 @@ ROWS = 1024                 # per request, unless told otherwise
 KEY_HEADER = "X-API-Key"
 TEXT_PER_NUMBER = 26        # bytes: the longest repr of a double, a comma and a space
 OPEN = Switches()           # no defence at all
+NUMBERS = 1 << 24           # in one reply that explains all outputs
+OUTPUT = "^(all|[0-9]{1,6})$"
 log = logging.getLogger("foldline.serve")
 
 
@@ -83,7 +85,8 @@ def make_app(target: Any, *, switches: Switches = OPEN, api_key: str | None = No
 
     Client = Annotated[str, Depends(client)]
 
-    async def answer(request: Request, who: str, kind: Kind, *, output: int = 0, method: str = "gradient") -> Response:
+    async def answer(request: Request, who: str, kind: Kind, *, output: int | None = 0,
+                     method: str = "gradient") -> Response:
         if kind not in victim.answers:
             raise HTTPException(403, f"This server does not answer {kind}.")
         x, ids = read_rows(await whole_body(request, limit), request.headers.get("content-type", ""))
@@ -91,6 +94,9 @@ def make_app(target: Any, *, switches: Switches = OPEN, api_key: str | None = No
             raise HTTPException(413, f"{len(x)} rows in one request; at most {max_rows} are taken.")
         if x.shape[1] != victim.dim:
             raise HTTPException(422, f"Rows need {victim.dim} numbers, not {x.shape[1]}.")
+        if output is None and len(x) * victim.outputs * victim.dim > NUMBERS:
+            most = NUMBERS // (victim.outputs * victim.dim)
+            raise HTTPException(413, f"At most {most} rows are taken when all outputs are explained.")
         if budget is not None:
             used = budget.charge(who if api_key else "", len(x))
             if used is not None:
@@ -99,7 +105,8 @@ def make_app(target: Any, *, switches: Switches = OPEN, api_key: str | None = No
         counts.requests += 1
         counts.rows += len(x)
         try:
-            block = await run_in_threadpool(victim.ask, kind, x, output=output, method=method)
+            block = await (run_in_threadpool(victim.ask_all, x, method=method) if output is None else
+                           run_in_threadpool(victim.ask, kind, x, output=output, method=method))
         except (BadInput, BadAnswer) as error:
             raise HTTPException(422, str(error)) from error
         except FoldlineError as error:
@@ -126,13 +133,15 @@ def make_app(target: Any, *, switches: Switches = OPEN, api_key: str | None = No
         return await answer(request, who, "labels")
 
     @app.post("/explain", dependencies=locks, openapi_extra=body,
-              responses=said("gradients", "(n, dim), with `values` (n,)"))
-    async def explain(request: Request, who: Client, output: Annotated[int, Query(ge=0, lt=victim.outputs)] = 0,
+              responses=said("gradients", "(n, dim) with values (n,), or (n, outputs, dim) with values (n, outputs)"))
+    async def explain(request: Request, who: Client, output: Annotated[str, Query(pattern=OUTPUT)] = "0",
                       method: Annotated[str, Query(json_schema_extra={"enum": METHODS})] = METHODS[0]) -> Response:
-        """The value of one output and what moved it."""
+        """The value of one output and what moved it; output=all: of every output."""
+        if output != "all" and int(output) >= victim.outputs:
+            raise HTTPException(422, f"There is no output {output}; the last is {victim.outputs - 1}.")
         if method not in METHODS:
             raise HTTPException(422, f"There is no explanation {method[:40]!r}, only {', '.join(METHODS)}.")
-        return await answer(request, who, "gradient", output=output, method=method)
+        return await answer(request, who, "gradient", output=None if output == "all" else int(output), method=method)
 
     return app
 
@@ -189,7 +198,7 @@ def read_rows(body: bytes, content_type: str) -> tuple[Tensor, Tensor]:
 
 def reply(kind: Kind, block: Tensor, ids: Tensor, accept: str) -> Response:
     found = {"values": {"values": block}, "labels": {"labels": block[:, 0]},
-             "gradient": {"values": block[:, 0], "gradients": block[:, 1:]}}[kind]
+             "gradient": {"values": block[..., 0], "gradients": block[..., 1:]}}[kind]
     if SAFETENSORS in accept:
         return Response(pack(ids=ids, **found), media_type=SAFETENSORS)
     # Python writes a double by its shortest exact form; a float32 is first made a double, which is exact too.

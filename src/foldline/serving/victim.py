@@ -80,6 +80,10 @@ class Victim:
             with torch.no_grad():
                 return checked_block(source.answer(x), len(x), source.width)
 
+    def ask_all(self, x: Tensor, *, method: str = "gradient") -> Tensor:
+        """The explanations of every output: (n, k, 1 + d), each with its value in front."""
+        return torch.stack([self.ask("gradient", x, output=j, method=method) for j in range(self.outputs)], 1)
+
     def open(self, kind: Kind, output: int, method: str) -> Source:
         from foldline.serving.switching import defended, explained
         bare = self.bare(kind, output)
