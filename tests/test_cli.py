@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 QUICK = "def f(x):\n    return x.sum(1)\n"
-SLOW = "import time\n\ndef f(x):\n    open('asked', 'a').write('x')\n    time.sleep(0.2)\n    return x.sum(1)\n"
+SLOW = "import time\n\ndef f(x):\n    open('asked', 'a').write('x')\n    time.sleep(60)\n    return x.sum(1)\n"
 
 
 def foldline(*arguments: str, cwd: Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -98,7 +98,7 @@ class LocalSource:
         shaped = math.prod(self.input_shape) if self.input_shape else None
         if dim is not None and shaped is not None and dim != shaped:
             raise BadInput(f"dim={dim} was given, but an input of shape {self.input_shape} has {shaped} numbers.")
-        self.dim: int = dim or shaped or declared_dim(target) or found_dim(self.accepts)
+        self.dim: int = dim or shaped or declared_dim(target) or found_dim(self.accepts, target)
         self.outputs = self._declared_outputs()
         self._tried_empty = False
         if self.outputs is not None:
