@@ -90,6 +90,22 @@ def test_rows_are_flat_outside_and_shaped_inside() -> None:
         fl.value_oracle(net, input_shape=(3, 6, 9), dim=100)
 
 
+def test_a_conv_net_that_reshapes_by_minus_one_is_understood_and_not_asked() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out, self.rows = nn.Conv2d(3, 4, 5), nn.Linear(4 * 28 * 28, 2), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows += len(x)
+            return self.out(torch.relu(self.conv(x)).view(x.shape[0], -1))
+
+    net = Net()
+    f = fl.value_oracle(net)
+    assert f.dim == 3 * 32 * 32 and net.rows == 0
+    assert f(torch.zeros(2, 3072)).shape == (2, 2) and net.rows == 2 == f.used
+
+
 def test_a_callable_may_answer_value_and_gradient_itself() -> None:
     def target(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.square().sum(1), 2 * x

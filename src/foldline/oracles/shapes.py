@@ -146,19 +146,25 @@ def found_dim(accepts: Callable[[int], bool], target: Any = None) -> int:
 
 
 def conv_input_shape(module: nn.Module) -> tuple[int, ...] | None:
-    """The shape of a conv net's input when its first layer is a convolution: square sizes are tried on the
-    meta device, where shapes are worked out and nothing is computed."""
+    """The shape of a conv net's input when its first layer is a convolution: square sizes are tried, with empty
+    batches, or (for a forward that reshapes by -1, which no empty batch survives) on the meta device: no row is asked.
+    """
     first = next((m for m in module.modules()
                   if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Unflatten, nn.Embedding))), None)
     if not isinstance(first, nn.Conv2d):
         return None
-    shadow = copy.deepcopy(module).to("meta").eval()
-    dtype = first.weight.dtype
+    found = first_accepted(module, first, rows=0)
+    # The first use of the meta device costs more than a second of imports, so it comes second.
+    return found or first_accepted(copy.deepcopy(module).to("meta"), first, rows=1)
+
+
+def first_accepted(module: nn.Module, first: nn.Conv2d, rows: int) -> tuple[int, ...] | None:
+    device = next(iter(module.parameters())).device
     for side in SQUARE_SIDES:
         shape = (first.in_channels, side, side)
         try:
-            with torch.no_grad():
-                shadow(torch.zeros(1, *shape, dtype=dtype, device="meta"))
+            with evaluating(module), torch.no_grad():
+                module(torch.zeros(rows, *shape, dtype=first.weight.dtype, device=device))
         except Exception:
             continue
         return shape
