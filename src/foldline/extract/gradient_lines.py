@@ -98,6 +98,9 @@ class Gap:
         t, error = self.crossing()
         if a < t < c:
             step = self.offset(t, error)
+            if self.sides[0] != self.sides[1] and self.tries % 2:
+                # One side agreed, yet someone doubts the fold: more folds would be farther out on the other side.
+                return middle(t, c, self.on.scale) if self.sides[0] else middle(a, t, self.on.scale)
             # The side with more room first: there an answer on the wrong piece shortens the gap most.
             for side in (-1.0, 1.0) if t - a >= c - t else (1.0, -1.0):
                 if not self.sides[0 if side < 0 else 1] and a < t + side * step < c:
@@ -106,15 +109,16 @@ class Gap:
 
     def receive(self, t: float, y: float, g: Tensor) -> list[Gap]:
         self.tries += 1
-        star, _ = self.crossing()
+        star, error = self.crossing()
+        close = abs(t - star) <= 2 * self.offset(star, error)
         new = plane(self.on, t, y, g)
         if same(self.on, self.left, new):
             self.left.t2, self.left.y2 = t, y
-            self.sides = (self.sides[0] or t < star, self.sides[1] and t < star)
+            self.sides = (self.sides[0] or (close and t < star), self.sides[1] and t < star)
             return [self]
         if same(self.on, new, self.right):
             self.right.t1, self.right.y1 = t, y
-            self.sides = (self.sides[0] and t > star, self.sides[1] or t > star)
+            self.sides = (self.sides[0] and t > star, self.sides[1] or (close and t > star))
             return [self]
         return [Gap(self.on, self.left, new, t - self.left.t2), Gap(self.on, new, self.right, self.right.t1 - t)]
 

@@ -16,6 +16,7 @@ rows, and no extra rows for the signs (units.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +27,7 @@ from foldline.errors import BudgetExhausted
 from foldline.extract.gradient_lines import Gap, Segment, gaps_between, unconfirmed
 from foldline.extract.lines import middle
 from foldline.extract.noise import NoiseFloor, floor_of_gradients
+from foldline.extract.pinch import BESIDE, pinch_points
 from foldline.extract.regions import Region
 from foldline.extract.result import Extraction, Line, assumptions_of
 from foldline.extract.suspects import suspects
@@ -47,6 +49,7 @@ class Asked:
     """Every answer so far, for tests, refinement and the certificate."""
 
     oracle: GradientOracle
+    saw: Callable[[Tensor, Tensor, Tensor], None]
     x: list[Tensor] = field(default_factory=list)
     y: list[Tensor] = field(default_factory=list)
     g: list[Tensor] = field(default_factory=list)
@@ -58,6 +61,7 @@ class Asked:
         return y, g
 
     def keep(self, x: Tensor, y: Tensor, g: Tensor) -> None:
+        self.saw(x, y, g)
         self.x.append(x)
         self.y.append(y)
         self.g.append(g)
@@ -88,7 +92,8 @@ def extract_from_gradients(g: GradientOracle, *, rng: torch.Generator,
 class Run:
     def __init__(self, g: GradientOracle, streams: Streams, probes: int, most: int, progress: Progress) -> None:
         self.oracle, self.streams, self.probes, self.most, self.progress = g, streams, probes, most, progress
-        self.ask = Asked(g)
+        self.ask = Asked(g, self.saw)
+        self.eps = float(torch.finfo(g.dtype).eps)
         self.region = Region(g.dim, g.box)
         self.start_rows = g.used
         d = g.dim
@@ -97,7 +102,7 @@ class Run:
         self.tests: tuple[Tensor, Tensor, Tensor] | None = None
         self.certificate = FunctionCertificate.of(torch.zeros(0), tolerance=0.0, distribution=self.region.name)
         self.gaps: list[Gap] = []
-        self.size = 1.0
+        self.size, self.offset = 0.0, 0.0                            # largest gradient and intercept seen
         self.lines = 0
         self.smallest_gap = float("inf")
         self.line: Line | None = None
@@ -105,28 +110,32 @@ class Run:
         self.nearness, self.near_tests = 0.5, 0
         self.recent: list[float] = [1.0] * MEMORY                     # which of the last blamed gaps split
         self.blaming: tuple[int, int] | None = None
+        self.pinched_at = 0
+        self.pinch_tests = torch.zeros(0, g.dim, dtype=torch.float64)
 
     # -- what noise allows ---------------------------------------------------------------------------------------
 
     @property
     def tolerance(self) -> float:
-        """Of a gradient, in norm: the floor was measured at x0, and sums grow with the largest gradient seen."""
+        """Of a gradient, in norm: rounding follows the largest gradient seen."""
         assert self.floor is not None
-        grow = max(1.0, self.size / self.first_size) if self.floor.kind == "arithmetic" else 1.0
-        return self.floor.gradient * grow
+        return max(self.floor.gradient, 64 * self.eps * self.size) if self.floor.kind == "arithmetic" \
+            else self.floor.gradient
 
     def blur(self, norm: float) -> float:
+        """Of a value at distance norm from zero."""
         assert self.floor is not None
         if self.floor.kind != "arithmetic":
             return self.floor.value
-        return self.floor.value * max(1.0, self.size / self.first_size) * max(1.0, norm / self.floor.radius)
+        return max(self.floor.value, 16 * self.eps * (self.size * max(norm, 1.0) + self.offset))
 
     def segment(self, x0: Tensor, u: Tensor, scale: float | None) -> Segment:
         a, b = float(x0.norm()), float(u.norm())
         return Segment(x0, u, scale, 2 * self.tolerance, lambda t: 2 * self.blur(a + abs(t) * b))
 
-    def saw(self, g: Tensor) -> None:
+    def saw(self, x: Tensor, y: Tensor, g: Tensor) -> None:
         self.size = max(self.size, float(g.norm(dim=1).max()))
+        self.offset = max(self.offset, float((y - (g * x).sum(1)).abs().max()))
 
     # -- the run -------------------------------------------------------------------------------------------------
 
@@ -160,8 +169,6 @@ class Run:
         near = unit_rows(1, d, rng=rng)[0] if box is None else u / u.norm()
         self.floor, x, y, g = floor_of_gradients(self.oracle, self.oracle.snap(x0), near)
         self.ask.keep(x, y, g)
-        self.first_size = max(float(g.norm(dim=1).max()), 1e-300)
-        self.size = self.first_size
         if not self.floor.straight:
             self.affine_at(x[0], y[0], g[0])
             return Status("not_piecewise_linear", "The gradient changes between points 1e-6 apart: the target is not "
@@ -191,7 +198,6 @@ class Run:
         if self.oracle.box is not None:
             end = self.oracle.snap(x0 + u)
             y, g = self.ask(end[None])
-            self.saw(g)
             on = self.segment(x0, end - x0, None)
             return [gaps_between(on, torch.tensor([0.0, 1.0]), torch.cat([y0[None], y]), torch.cat([g0[None], g]))]
         # A homogeneous function has no intercept anywhere.
@@ -199,7 +205,6 @@ class Run:
         if abs(float(y0 - g0 @ x0)) <= small:
             ends = self.oracle.snap(torch.stack([u, -x0]))
             y, g = self.ask(ends)
-            self.saw(g)
             if bool(((y - (g * ends).sum(1)).abs() <= 8 * small).all()):
                 first, second = self.segment(x0, ends[0] - x0, None), self.segment(ends[0], -x0 - ends[0], None)
                 ts = torch.tensor([0.0, 1.0])
@@ -207,10 +212,9 @@ class Run:
                         gaps_between(second, ts, y, g)]
         # Low precision cannot look far: the intercepts of the last pieces drown.
         assert self.floor is not None
-        far = min(FAR, max(1e2, 1e-7 * self.first_size * float(x0.norm()) / max(self.floor.value, 1e-300)))
+        far = min(FAR, max(1e2, 1e-7 * max(self.size * float(x0.norm()), 1e-300) / max(self.floor.value, 1e-300)))
         ends = self.oracle.snap(torch.stack([x0 - far * u, x0 + far * u]))
         y, g = self.ask(ends)
-        self.saw(g)
         on = self.segment(x0, u, 1.0)
         self.origin = (ends[0], y[0], g[0])
         return [gaps_between(on, torch.tensor([-far, 0.0, far]), torch.stack([y[0], y0, y[1]]),
@@ -219,7 +223,6 @@ class Run:
     def more_tests(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
         x = self.oracle.snap(self.region.points(n, rng=self.test_rng))
         y, g = self.ask(x)
-        self.saw(g)
         if self.tests is None:
             return x, y, g
         return torch.cat([self.tests[0], x]), torch.cat([self.tests[1], y]), torch.cat([self.tests[2], g])
@@ -236,7 +239,6 @@ class Run:
             points = [b.next_point() for b in chosen]
             x = self.oracle.snap(torch.stack([b.on.x(t) for b, t in zip(chosen, points, strict=True)]))
             y, g = self.ask(x)
-            self.saw(g)
             if base is not None:
                 yb, gb = base.gradients(x)
                 y, g = y - yb, g - gb
@@ -261,6 +263,7 @@ class Run:
         wanted = FIRST_TESTS + int(len(gaps) * TESTS_PER_GAP)
         if wanted > len(self.tests[0]) and maybe:
             self.tests = self.more_tests(wanted - len(self.tests[0]))
+        young = 0
         while True:
             x, y, g = self.tests
             candidate = self.as_units(gaps, self.origin)
@@ -268,7 +271,7 @@ class Run:
             if not bool(bad.any()) or not maybe:
                 return sure
             r = y - candidate.values(x)[:, 0]
-            hidden = suspects(gaps, candidate, x[bad], R[bad], r[bad], x, R)
+            hidden = suspects(gaps, candidate, x[bad], R[bad], r[bad], x, R, young)
             if hidden:
                 for b, t in hidden:
                     b.hint = t
@@ -279,12 +282,13 @@ class Run:
                 chosen = self.blamed(gaps, maybe, candidate.W, R[bad])
                 self.blaming = (len(gaps), len(chosen))
                 return chosen
-            if self.near_tests >= len(gaps) or self.oracle.used - self.start_rows >= self.most:
+            if self.near_tests >= 3 * len(gaps) or self.oracle.used - self.start_rows >= self.most:
                 return maybe
             # A test close to the path disagrees about few gaps; one that disagrees about a single fold shows it whole.
             fresh = self.test_near(gaps)
             self.tests = tuple(torch.cat([p, q]) for p, q in zip(self.tests, fresh, strict=True))   # type: ignore
             _, off = self.disagreement(candidate, *fresh, values=False)
+            young = int(off.sum())
             self.nearness = min(1.0, self.nearness * (1.5 - 0.8 * float(off.double().mean())))
 
     def test_near(self, gaps: list[Gap]) -> tuple[Tensor, Tensor, Tensor]:
@@ -382,6 +386,12 @@ class Run:
         while True:
             x, y, g = self.tests
             _, bad = self.disagreement(self.units, x, y, g)
+            if walked and len(self.pinch_tests):
+                # Two hyperplanes closer than the path can tell apart: all else agrees, and the note says so.
+                bad &= ~(x[:, None] == self.pinch_tests[None]).all(2).any(1)
+            if not bool(bad.any()) and not self.pinched():
+                walked = False
+                continue
             if not bool(bad.any()):
                 fresh = len(self.tests[0])
                 self.tests = self.more_tests(self.probes)
@@ -391,6 +401,7 @@ class Run:
                     return self.certify(x, y)
                 x, y, g = self.tests
                 _, bad = self.disagreement(self.units, x, y, g)
+                walked = False
             if not walked:
                 rows = self.oracle.used
                 self.walk()
@@ -408,6 +419,26 @@ class Run:
         return Status("not_one_hidden_layer", f"{path_folds} folds were found on the first path and {len(self.units)} "
                       f"in all, but {self.certificate.off} of {self.certificate.probes} probes still disagree: the "
                       "folds do not continue as hyperplanes (a deeper network?), or the answers are too coarse.")
+
+    def pinched(self) -> bool:
+        """Whether every fold is single, by points beside all of them; those that contradict become test points."""
+        assert self.tests is not None and self.floor is not None
+        if self.oracle.box is not None or len(self.units) == 0 or len(self.units) == self.pinched_at:
+            return True
+        coarse = 16 * self.tolerance / max(self.size, 1e-300)
+        x, _ = pinch_points(self.units, self.region.points(1, rng=self.test_rng)[0], beside=max(BESIDE, coarse))
+        self.pinched_at = len(self.units)
+        if len(x) == 0 or len(x) > 2 * len(self.units):
+            return True
+        x = self.oracle.snap(x)
+        y, g = self.ask(x)
+        _, bad = self.disagreement(self.units, x, y, g, values=False)
+        if not bool(bad.any()):
+            return True
+        self.tests = tuple(torch.cat([p, q[bad]]) for p, q in zip(self.tests, (x, y, g), strict=True))   # type: ignore
+        self.pinch_tests = torch.cat([x[bad], self.pinch_tests])
+        self.recent = [1.0] * 4
+        return False
 
     def search_residual(self, target: Tensor, x: Tensor, bad: Tensor) -> None:
         good, gy, gg = self.ask.all()
@@ -440,4 +471,11 @@ class Run:
         tol = float(max(16 * self.blur(float(n)) for n in x.norm(dim=1))) * max(1.0, len(self.units)**0.5) \
             + 4 * self.tolerance * max(1.0, len(self.units)**0.5 / 4) * float(x.norm(dim=1).max())
         self.certificate = FunctionCertificate.of(r, tolerance=tol, distribution=self.region.name)
-        return Status("ok", f"{len(self.units)} units; {len(x)} fresh probes agree in value and gradient.")
+        notes = ()
+        if len(self.pinch_tests):
+            px = self.pinch_tests
+            known, ky, kg = self.ask.all()
+            rows = torch.tensor([int((known - p).abs().sum(1).argmin()) for p in px])
+            if bool(self.disagreement(self.units, px, ky[rows], kg[rows], values=False)[1].any()):
+                notes = ("One of the folds is really two, closer than the path could tell apart.",)
+        return Status("ok", f"{len(self.units)} units; {len(x)} fresh probes agree in value and gradient.", notes)

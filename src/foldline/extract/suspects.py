@@ -18,18 +18,21 @@ MOST = 32                   # rows combined in pairs
 
 
 def suspects(gaps: list[Gap], u: Units, x_bad: Tensor, R_bad: Tensor, r_bad: Tensor, x: Tensor,
-             R: Tensor) -> list[tuple[Gap, float]]:
+             R: Tensor, young: int = 0) -> list[tuple[Gap, float]]:
     """[(gap, t)]: gaps that hide a fold, each with a t between the two, best first; at most one per gap.
 
     u: the gaps as units. x_bad (n, d), R_bad (n, d), r_bad (n,): tests that disagree, in gradient and value;
-    x, R: all tests. Everything is done with inner products, so that thousands of candidates cost little.
+    x, R: all tests. young: how many of the last rows of x_bad lie so close to the path that they likely disagree about
+    one gap only; alone they are believed when nothing speaks against them. Everything is done with inner products, so that thousands of candidates cost little.
     """
     smallest = R_bad.norm(dim=1).argsort()[:MOST]
     B, beta = R_bad[smallest], (r_bad - (R_bad * x_bad).sum(1))[smallest]        # (b, d), (b,)
     mix = mixtures(len(B))                                           # (c, b), entries -1, 0, 1
     size = (mix @ (B @ B.T) * mix).sum(1)                            # (c,) squared norms
     enough = size > 1e-12 * float(R.square().sum(1).max())
-    mix, size = mix[enough], size[enough]
+    alone = torch.zeros(len(mix), dtype=torch.bool)
+    alone[:len(B)] = smallest >= len(R_bad) - young
+    mix, size, alone = mix[enough], size[enough], alone[enough]
     if len(mix) == 0:
         return []
     beta = mix @ beta                                                # (c,)
@@ -42,7 +45,7 @@ def suspects(gaps: list[Gap], u: Units, x_bad: Tensor, R_bad: Tensor, r_bad: Ten
     hi = torch.tensor([b.right.t1 for b in gaps], dtype=torch.float64)
     gap_of, t1 = crossings(seg, lo, hi, -VX / VU)                    # (c,), (c,)
     ok = gap_of >= 0
-    mix, size, beta, gap_of, t1, VU, VX = (v[ok] for v in (mix, size, beta, gap_of, t1, VU, VX))
+    mix, size, alone, beta, gap_of, t1, VU, VX = (v[ok] for v in (mix, size, alone, beta, gap_of, t1, VU, VX))
     if len(mix) == 0:
         return []
     J, jb = u.W * u.A[0][:, None], u.b * u.A[0]                      # the jump of each gap along the path
@@ -72,7 +75,9 @@ def suspects(gaps: list[Gap], u: Units, x_bad: Tensor, R_bad: Tensor, r_bad: Ten
         solved = ((after < 1e-11 * before[:, None]) & moved).sum(0)
         # One row agrees by construction; a second one is evidence, a row that gets worse is evidence against.
         score = 2.0 * (solved - 1) + better - 1 - 2.0 * worse
-        good = (better >= 2) & (score > 0) & (t2 > lo) & (t2 < hi) & (t2 != t1)
+        believed = ((better >= 2) & (score > 0)) | (alone & (better >= 1) & (worse == 0))
+        score = score.clamp_min(0.5)
+        good = believed & (t2 > lo) & (t2 < hi) & (t2 != t1)
         for c in good.nonzero().flatten().tolist():
             j = int(gap_of[c])
             if float(score[c]) > found.get(j, (0.0, 0.0))[0]:
