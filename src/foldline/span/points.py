@@ -35,11 +35,14 @@ class PointStream:
         self.live: list[Tensor] = []                            # points whose gradient was not zero
         self.dead: list[tuple[Tensor, float]] = []              # points whose gradient was, and what they answered
         self.walking, self.reached = False, 0
+        self.walked_from: Tensor | None = None                  # where the last step began, if it was one
+        self.known = torch.zeros(0, d, dtype=torch.float64)     # orthonormal rows; the search keeps it up to date
         self.reach = 1.0                                        # how far from a live point others are
 
     def next(self) -> Tensor:
         """(d,)"""
         self.turn += 1
+        self.walked_from = None
         if self.dead and self.live and self.turn % 8:
             return self.near_live()                             # part of the space is dead: stay where there is life
         between = self.between_dead() if self.silent >= 2 else None
@@ -61,7 +64,7 @@ class PointStream:
 
     def heard(self, x: Tensor, *, zero: bool, repeat: bool, answer: float = 0.0) -> None:
         if self.walking:
-            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 1.5, 1.0)
+            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 1.5, 4.0)
             self.walking = False
         if zero:
             self.silent += 1
@@ -73,11 +76,16 @@ class PointStream:
             self.factor = min(self.factor * 2.0, 1e3)
 
     def near_live(self) -> Tensor:
-        """A step from a point that spoke: as far as such steps find life, so that folds on the way are crossed."""
-        i = int(torch.randint(len(self.live), (1,), generator=self.rng))
-        base = self.live[i]
+        """A step from a point that spoke, into the null space of what is known: as far as such steps find life.
+
+        Only directions that are still missing can change anything there, so the step spends nothing on known ones.
+        """
+        base = self.live[int(torch.randint(len(self.live), (1,), generator=self.rng))]
         u = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
-        self.walking = True
+        v = u - self.known.T @ (self.known @ u)
+        v = v - self.known.T @ (self.known @ v)
+        u = v if float(v.norm()) > 1e-6 * float(u.norm()) else u
+        self.walking, self.walked_from = True, base
         return self.clip(base + self.reach * max(float(base.norm()), 1e-3) * u / u.norm())
 
     def between_dead(self) -> Tensor | None:

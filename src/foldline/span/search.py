@@ -50,6 +50,7 @@ class Search:
         self.stable = 0                     # probes in a row that could have opened a direction and did not
         self.missed = 0                     # such probes that a new direction followed after all
         self.repeats = 0                    # fresh points in a row that gave a gradient seen before
+        self.walks = 0                      # those that began at a known point, in the null space, and found its answer
         self.null_moves, self.null_change = 0, 0.0
         self.stopped = ""                   # "budget", "points", "silence" or, when it ended well, ""
         self.unchecked = 0                  # points dropped because folds were too close
@@ -93,6 +94,7 @@ class Search:
                 # From gradients only where the arithmetic is sharp: a repeated gradient adds nothing to a noisy tail.
                 self.move_away()
             else:
+                self.stream.known = self.seen.Q
                 self.take(self.stream.next())
 
     def finished(self) -> bool:
@@ -112,7 +114,7 @@ class Search:
                 return self.decision is not None and self.decision.rank >= self.d
             return D is not None                                # nothing is left to find
         wait = self.wait()
-        if D.kind == "noise" and D.gap >= CLIFF and self.stable >= wait:
+        if D.kind == "noise" and D.gap >= CLIFF and self.stable + self.walks >= wait:
             return True
         # Several outputs give several rows at one point: the tail must come from several points too.
         if D.gap_found and D.kind != "zero" and D.tail >= max(TAIL, wait) and D.p_value < 1e-3 and \
@@ -171,6 +173,9 @@ class Search:
             novelty, zero, repeat = max(novelty, n), zero and z, repeat and (r or z)
         if fresh:
             self.stream.heard(x, zero=zero, repeat=repeat and not zero, answer=self.signature)
+        walked = fresh and repeat and not zero and self.walked()
+        if walked:
+            self.seen.include_last()                            # reached from afar: not just the same piece again
         before = self.decision
         if novelty > max(PLAIN, 4 * self.seen.floor):
             self.decision, grown = None, True                   # plainly new: no need to look at the spectrum
@@ -184,7 +189,7 @@ class Search:
             now = self.look()
             grown = before is not None and now.rank > before.rank
         self.mark_ranks(first)
-        self.count(grown=grown, zero=zero, repeat=repeat and fresh,
+        self.count(grown=grown, zero=zero, repeat=repeat and fresh, walked=walked,
                    surprised=before is not None and before.gap_found)
         return grown
 
@@ -192,19 +197,36 @@ class Search:
         for i in range(first, len(self.seen.ranks)):
             self.seen.ranks[i] = self.decision.rank if self.decision is not None else len(self.seen.Q)
 
-    def count(self, *, grown: bool, zero: bool, repeat: bool, surprised: bool) -> None:
+    def count(self, *, grown: bool, zero: bool, repeat: bool, walked: bool, surprised: bool) -> None:
         if grown:
             # Only misses after a gap was already in sight count; before it, small steps are the rule.
             self.missed += self.stable if surprised else 0
-            self.stable = self.repeats = self.null_moves = 0
+            self.stable = self.repeats = self.null_moves = self.walks = 0
             self.null_change = 0.0
         elif zero:
             pass                                                # silence says nothing about the span
+        elif walked:
+            # Gradient and answer are those of another point: a probe and a null move in one.
+            self.stable += 1
+            self.walks += 1
+            self.null_moves += 1
         elif repeat:
             self.repeats += 1
             self.stable += self.repeats > ONE_PIECE // 2        # the network has one piece wherever we look
         else:
             self.stable += 1
+
+    def walked(self) -> bool:
+        """The last point was a step within the null space, and its answer is that of the point where it began."""
+        base = self.stream.walked_from
+        if base is None or self.stream.reach < 0.5 or not isinstance(self.oracle, GradientOracle):
+            return False                                        # a short step may just have stayed on its piece
+        before = next((v for p, v in zip(self.seen.points, self.seen.values, strict=True) if p is base), None)
+        moved = self.seen.points[-1]
+        if before is None or float((self.seen.Q @ (moved - base)).norm()) > 1e-6 * float((moved - base).norm()):
+            return False
+        y = torch.tensor([[before], [self.seen.values[-1]]], dtype=torch.float64)
+        return not bool(self.changed(base[None], moved[None], y).any())
 
     def look(self) -> RankDecision:
         decision, s, V = self.seen.decide()
