@@ -1,0 +1,95 @@
+"""Training data from a span that a black box gave away: `fl.reconstruct_from_span`.
+
+Input gradients lie in the span of the training rows as the network saw them, x_i - mean. With the mean known it is
+appended to the basis, and its coefficient is 1 for every raw training row, which fixes sign and scale as the bias
+does for weights. With the mean unknown the centred rows are unmixed; edges do not see a constant mean at all, and
+scale comes from the box. The rest is peel.py. Cost: what recover_span asked, about n + 20 explanations.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foldline.errors import BadInput
+from foldline.randomness import Streams
+from foldline.reconstruction.evidence import weigh
+from foldline.reconstruction.features import Features, features_for
+from foldline.reconstruction.peel import RESTARTS, peel
+from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
+from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
+from foldline.results import Progress, Provenance, Status, silent
+from foldline.span.result import SpanResult
+
+
+def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape: tuple[int, ...] | None = None,
+                          mean: Mean = None, box: tuple[float, float] | None = (0.0, 1.0),
+                          features: Features | None = None, restarts: int = RESTARTS,
+                          progress: Progress = silent) -> ReconstructionResult:
+    """Training rows from what recover_span or recover_span_from_labels returned; mean, box: as in reconstruct."""
+    streams = Streams(rng)
+    B = span.basis.double()                                          # (r, d)
+    if B.ndim != 2 or not bool(B.isfinite().all()):
+        raise BadInput("span.basis must be a finite matrix of orthonormal rows.")
+    d = B.shape[1]
+    shape, notes = checked_shape(image_shape, d)
+    offset, centred = checked_mean(mean, d)
+    gap = gap_of(span)
+    provenance = Provenance("reconstruct_from_span", streams.seed,
+                            {"image_shape": shape, "mean": mean is not None, "box": box, "restarts": restarts,
+                             "span": span.provenance})
+    status = nothing_in(span, d)
+    if status is not None:
+        samples, weights, evidence = nothing(d)
+        return ReconstructionResult(
+            status=status, queries=span.queries, certificate=Leak(span.rank, span.noise_floor, gap, 0, 0, False),
+            provenance=provenance, samples=samples, weights=weights, evidence=evidence, estimated_n=0,
+            singular_values=span.singular_values, image_shape=shape)
+    low, high = box if box is not None else (0.0, 1.0)
+    raw, gauge = with_mean(B, offset - low, centred)
+    gauged = gauge is not None
+    if not centred:
+        notes.append("The mean is not known: rows are centred images, scaled by their range.")
+    found = peel(raw / (high - low), gauge, features or features_for(shape), streams=streams,
+                 snapping=box is not None and (gauged or centred), restarts=restarts, progress=progress)
+    weights, evidence = weigh(found, None)
+    rows = found.images * (high - low) + low - offset if gauged else found.images * (high - low)
+    samples, weights, evidence = best_first(rows, weights, evidence)
+    exact = int(evidence["exact"].sum())
+    certificate = Leak(rank=span.rank, noise_edge=span.noise_floor, gap=gap, exact=exact,
+                       confident=int((weights >= 0.5).sum()), n_is_exact=span.status.ok)
+    if not span.status.ok:
+        notes.append(f"The span itself is incomplete ({span.status.code}).")
+    said = f"{span.rank} directions from {span.queries} queries; {exact} images were confirmed by the pixel box."
+    return ReconstructionResult(
+        status=Status("ok", said, tuple(notes)), queries=span.queries, certificate=certificate, provenance=provenance,
+        samples=samples, weights=weights, evidence=evidence, estimated_n=len(raw), image_shape=shape,
+        singular_values=span.singular_values)
+
+
+def with_mean(B: Tensor, offset: Tensor, centred: bool) -> tuple[Tensor, Tensor | None]:
+    """The basis of raw rows, and the gauge: the mean as one more row, whose coefficient is 1 in a training row."""
+    if not centred or float(offset.norm()) < 1e-9:
+        return B, None
+    new = offset - (offset @ B.T) @ B
+    if float(new.norm()) < 1e-3 * float(offset.norm()):             # the span holds the mean already: no gauge in it
+        return B, None
+    gauge = torch.zeros(len(B) + 1, dtype=B.dtype)
+    gauge[-1] = 1.0
+    return torch.cat([B, offset[None]]), gauge
+
+
+def nothing_in(span: SpanResult, d: int) -> Status | None:
+    if span.rank == 0:
+        return Status("no_gap", f"The span is empty ({span.status.message}): nothing to unmix.")
+    if span.rank >= d:
+        return Status("full_rank", "The span is all of the input space: either the training set has as many points as "
+                      "inputs, or the start was never forgotten. It says nothing about training rows.")
+    if span.rank <= CONDENSED:
+        return Status("condensed", f"The network looks at {span.rank} directions only: prototypes, not training rows.")
+    return None
+
+
+def gap_of(span: SpanResult) -> float:
+    s, r = span.singular_values, span.rank
+    return float(s[r - 1] / s[r].clamp(min=1e-300)) if 0 < r < len(s) else 1.0

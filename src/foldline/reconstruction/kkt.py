@@ -1,0 +1,115 @@
+"""The published loop (paper 003, Section 4 and Appendix B), faithfully.
+
+minimise  |theta - (1/m) sum_i lambda_i y_i grad_theta f(x_i)|^2 + box penalty on x + 5 sum relu(lambda_min - lambda)^2
+
+over m candidates x_i with fixed signs y_i, half of them +1, by SGD with momentum 0.9 and a learning rate each for x
+and lambda. ReLU's derivative is smoothed to sigmoid(alpha z) in the backward pass only. Hyper-parameters: PRESETS has
+the ones the authors published for n = 500; search.py draws from the paper's ranges.
+
+Differs from the published code: no score against the training set while it runs, and it stops when the loss has not
+fallen by one per cent over a tenth of the epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foldline.errors import BadInput
+from foldline.randomness import Streams
+from foldline.results import Progress, silent
+
+PRESETS: dict[str, dict[str, float]] = {
+    "mnist-a": {"lr": 0.2821, "sigma_x": 1.742e-3, "lambda_min": 0.4153, "alpha": 19.21},
+    "mnist-b": {"lr": 0.03052, "sigma_x": 3.498e-2, "lambda_min": 0.4471, "alpha": 149.9},
+    "cifar10-a": {"lr": 0.5549, "sigma_x": 8.857e-4, "lambda_min": 0.4983, "alpha": 19.14},
+    "cifar10-b": {"lr": 0.3462, "sigma_x": 4.474e-3, "lambda_min": 0.4936, "alpha": 21.68},
+}
+
+
+class SmoothedReLU(torch.autograd.Function):
+    """max(0, z) forward, sigmoid(alpha z) backward; differentiable twice, since backward is made of plain ops."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, alpha: float) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.alpha = alpha
+        return z.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (z,) = ctx.saved_tensors
+        return grads[0] * torch.sigmoid(ctx.alpha * z), None
+
+
+def solve_kkt(layers: list[nn.Linear], *, streams: Streams, low: Tensor | None, high: Tensor | None, m: int = 200,
+              preset: str | None = None, lr: float = 0.2821, lambda_lr: float = 1e-4, sigma_x: float = 1.742e-3,
+              alpha: float = 19.21, lambda_min: float = 0.4153, epochs: int = 50_000,
+              seconds: float | None = None, progress: Progress = silent) -> tuple[Tensor, Tensor, float]:
+    """(x (m, d), lambda (m,), relative stationarity residual)"""
+    if preset is not None:
+        if preset not in PRESETS:
+            raise BadInput(f"There is no preset {preset!r}; known are {', '.join(PRESETS)}.")
+        given = PRESETS[preset]
+        lr, sigma_x, lambda_min, alpha = given["lr"], given["sigma_x"], given["lambda_min"], given["alpha"]
+    if m < 2:
+        raise BadInput(f"The published loop needs at least two candidates, not {m}.")
+    theta = [p.detach().double().cpu().clone().requires_grad_(True) for layer in layers for p in layer.parameters()]
+    forward = forward_of(layers, theta, alpha)
+    d = layers[0].in_features
+    x = (sigma_x * torch.randn(m, d, generator=streams("x"), dtype=torch.float64)).requires_grad_(True)
+    lam = torch.rand(m, generator=streams("lambda"), dtype=torch.float64).requires_grad_(True)
+    y = torch.ones(m, dtype=torch.float64)
+    y[m // 2:] = -1
+    optimiser = torch.optim.SGD([{"params": [x], "lr": lr}, {"params": [lam], "lr": lambda_lr}], momentum=0.9)
+    size = float(sum(p.detach().square().sum() for p in theta))
+    clock = deadline(seconds)
+    watched, stationarity = float("inf"), float("inf")
+    for epoch in range(epochs):
+        optimiser.zero_grad()
+        stationary = residual(forward(x), lam * y, theta)
+        loss = stationary + 5 * (lambda_min - lam).clamp(min=0).square().sum()
+        if low is not None and high is not None:
+            loss = loss + (x - high).clamp(min=0).square().sum() + (low - x).clamp(min=0).square().sum()
+        loss.backward()
+        optimiser.step()
+        stationarity = float(stationary)
+        if epoch % max(1, epochs // 10) == 0:
+            if not stationarity < 0.99 * watched:
+                break
+            watched = stationarity
+        if epoch % 20 == 0:
+            progress("kkt", {"done": epoch, "total": epochs, "residual": (stationarity / size) ** 0.5})
+            if clock():
+                break
+    return x.detach(), lam.detach().clamp(min=0), (stationarity / size) ** 0.5
+
+
+def forward_of(layers: list[nn.Linear], theta: list[Tensor], alpha: float) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        given = iter(theta)
+        for i, layer in enumerate(layers):
+            x = nn.functional.linear(x, next(given), next(given) if layer.bias is not None else None)
+            if i < len(layers) - 1:
+                x = SmoothedReLU.apply(x, alpha)                     # type: ignore[no-untyped-call]
+        return x[:, 0]
+
+    return forward
+
+
+def residual(values: Tensor, multipliers: Tensor, theta: list[Tensor]) -> Tensor:
+    """|theta - (1/m) sum_i multiplier_i grad f(x_i)|^2"""
+    grads = torch.autograd.grad((values * multipliers).mean(), theta, create_graph=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for p, g in zip(theta, grads, strict=True):
+        total = total + (p.detach() - g).square().sum()
+    return total
+
+
+def deadline(seconds: float | None) -> Callable[[], bool]:
+    import time
+    end = None if seconds is None else time.monotonic() + seconds
+    return lambda: end is not None and time.monotonic() > end

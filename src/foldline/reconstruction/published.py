@@ -1,0 +1,61 @@
+"""The attacks of paper 003 behind fl.reconstruct(method="kkt" or "atoms"): what both need, and their result.
+
+Both fit theta = sum_i lambda_i y_i grad_theta f(x_i), the stationarity of the margin problem, for a network with one
+output: "kkt" as published, over all layers (kkt.py); "atoms" over the first layer as a measure (atoms.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from foldline.errors import Refused
+from foldline.randomness import Streams
+from foldline.reconstruction.noise_edge import noise_edge
+from foldline.reconstruction.result import Leak, ReconstructionResult, best_first
+from foldline.reconstruction.weights import Mean, checked_mean, checked_shape, first_layer
+from foldline.results import Progress, Provenance, Status, silent
+
+
+def reconstruct_published(network: nn.Module, *, method: Literal["kkt", "atoms"], rng: torch.Generator,
+                          image_shape: tuple[int, ...] | None = None, mean: Mean = None,
+                          box: tuple[float, float] | None = (0.0, 1.0), progress: Progress = silent,
+                          **settings: Any) -> ReconstructionResult:
+    streams = Streams(rng)
+    layers = relu_layers(network)
+    A, _ = first_layer(network)
+    d = A.shape[1] - 1
+    shape, notes = checked_shape(image_shape, d)
+    offset, _ = checked_mean(mean, d)
+    low, high = (box[0] - offset, box[1] - offset) if box is not None else (None, None)     # rows, network coordinates
+    if method == "kkt":
+        from foldline.reconstruction.kkt import solve_kkt
+        samples, weights, loss = solve_kkt(layers, streams=streams, low=low, high=high, progress=progress, **settings)
+    else:
+        from foldline.reconstruction.atoms import solve_atoms
+        samples, weights, loss = solve_atoms(layers, streams=streams, low=low, high=high, progress=progress,
+                                             **settings)
+    edge, _ = noise_edge(A)
+    weights = weights / weights.max().clamp(min=1e-300) if len(weights) else weights
+    samples, weights, evidence = best_first(samples, weights, {"multiplier": weights})
+    certificate = Leak(edge.rank, edge.edge, edge.gap, 0, int((weights >= 0.5).sum()), False)
+    parameters = {"method": method, **{k: v for k, v in settings.items() if not isinstance(v, Tensor)}}
+    return ReconstructionResult(
+        status=Status("ok", f"The stationarity residual is {loss:.3g} of the weights' norm.", tuple(notes)), queries=0,
+        certificate=certificate, provenance=Provenance("reconstruct", streams.seed, parameters), samples=samples,
+        weights=weights, evidence=evidence, estimated_n=len(samples), singular_values=edge.singular_values,
+        image_shape=shape)
+
+
+def relu_layers(network: nn.Module) -> list[nn.Linear]:
+    """The linear layers of a ReLU network with one output; anything else is refused with the reason."""
+    modules = [m for m in network.modules() if not isinstance(m, nn.Sequential) and m is not network]
+    modules = [m for m in modules if not isinstance(m, (nn.Flatten, nn.Identity, nn.Dropout))]
+    linear = [m for m in modules if isinstance(m, nn.Linear)]
+    fits = len(linear) * 2 - 1 == len(modules) and all(
+        isinstance(m, nn.Linear if i % 2 == 0 else nn.ReLU) for i, m in enumerate(modules))
+    if not fits or linear[-1].out_features != 1:
+        raise Refused("The published attack needs linear layers with ReLU between them and one output.")
+    return linear

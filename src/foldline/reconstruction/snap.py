@@ -1,0 +1,84 @@
+"""Snapping: a training image lies on the edge of the pixel box far more often than its span forces it to.
+
+In an r-dimensional span r - 1 pixels can be made zero at will; a digit has hundreds of zeros. So a candidate y is
+moved to the point x = c R of the span with the sparsest distance to the box's edge that still looks like it:
+
+    minimise sum_p |x_p|^q  subject to  <x, y> fixed,          q from 1 down to 1/2,
+
+by iteratively reweighted least squares, one r x r system per candidate and round, no linear program. The anchor y
+stays the candidate's own, or all candidates would end on the same few sparse images. MNIST, n = 100, from unmixed
+candidates at a median NCC of 0.89: 70 become pixel-exact in seconds, where one linear program each gave 52.
+
+Whether it worked shows without the truth: violation of the box (share of ink outside it) and pixels on the edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROUNDS = 30
+EDGE = 1e-2                 # a pixel this near to 0 or 1 is on the edge
+CHUNK = 64                  # candidates per batch of systems: bounds memory at 64 r^2
+VIOLATION = 0.02            # share of ink outside the box below which a snapped image counts as exact
+
+
+@dataclass(frozen=True, eq=False)
+class Snapped:
+    coefficients: Tensor    # (k, r)
+    violation: Tensor       # (k,) share of the ink outside the box
+    edge: Tensor            # (k,) live pixels on the box's edge
+    exact: Tensor           # (k,) bool
+
+
+def snap(candidates: Tensor, R: Tensor, gauge: Tensor | None, *, rounds: int = ROUNDS) -> Snapped:
+    """candidates (k, d) in units of the box; R (r, d) orthonormal rows of the span; gauge (r,): gauge . c = 1."""
+    live = R.norm(dim=0) > 1e-3 * R.norm(dim=0).max()
+    Rl = R[:, live]                                                 # (r, p)
+    C = torch.cat([descend(part, Rl, gauge, rounds) for part in torch.split(candidates[:, live], CHUNK)])
+    return measured(C, Rl)
+
+
+def measure(coefficients: Tensor, R: Tensor) -> Snapped:
+    """The same figures for images as they are."""
+    live = R.norm(dim=0) > 1e-3 * R.norm(dim=0).max()
+    return measured(coefficients, R[:, live])
+
+
+def descend(X: Tensor, Rl: Tensor, gauge: Tensor | None, rounds: int) -> Tensor:
+    anchor = X.clamp(0, 1) @ Rl.T                                   # (k, r)
+    eps, C = 0.3, anchor
+    for i in range(rounds):
+        q = 1.0 - 0.5 * i / max(rounds - 1, 1)
+        w = (X * X + eps * eps).pow(q / 2 - 1)                      # (k, p)
+        # One product per candidate: BLAS beats an einsum that would form (k, r, p).
+        G = torch.stack([(Rl * row) @ Rl.T for row in w])           # (k, r, r)
+        C = torch.linalg.solve(G, anchor)
+        C = scaled(C, Rl, gauge)
+        X = C @ Rl
+        eps = max(0.82 * eps, 2e-3)
+    return C
+
+
+def scaled(C: Tensor, Rl: Tensor, gauge: Tensor | None) -> Tensor:
+    """Coefficients of images: gauge . c = 1 where the span carries a constant, else the brightest pixel is 1."""
+    if gauge is not None:
+        g = C @ gauge
+        return C / torch.where(g.abs() < 1e-9 * C.norm(dim=1), torch.ones_like(g), g)[:, None]
+    X = C @ Rl
+    flip = torch.where(X.sum(1) < 0, -1.0, 1.0)
+    top = (X * flip[:, None]).amax(1).clamp(min=1e-12)
+    return C * (flip / top)[:, None]
+
+
+def measured(C: Tensor, Rl: Tensor) -> Snapped:
+    X = C @ Rl                                                      # (k, p)
+    r, p = Rl.shape
+    outside = (-X).clamp(min=0) + (X - 1).clamp(min=0)
+    violation = outside.sum(1) / X.abs().sum(1).clamp(min=1e-12)
+    edge = ((X.abs() < EDGE) | ((X - 1).abs() < EDGE)).sum(1)
+    # r - 1 zeros are free; a tenth of the pixels beyond them is not.
+    exact = (violation < VIOLATION) & (edge > r + 0.1 * (p - r)) & (X.amax(1) > 0.3)
+    return Snapped(C, violation, edge, exact)

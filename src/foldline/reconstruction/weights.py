@@ -1,0 +1,180 @@
+"""Training data from the weights of a trained network: `fl.reconstruct`.
+
+Every row [w, b] of a trained first layer is a combination of the training points [x_i, 1] plus what is left of the
+start, so its row space above the noise edge is the span of the training set (METHODS: "the span is the leak"). The
+bias coordinate is 1 for every training point, which fixes sign and scale. Then peel.py. Cost: no queries.
+
+Holds for any layers after the first Linear one; a normalisation with running statistics before it is undone first.
+Differs from paper 003: no KKT loss over all layers, no search for hyper-parameters; method="kkt" has those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from foldline.errors import BadInput, Refused
+from foldline.networks.one_hidden import Network
+from foldline.randomness import Streams
+from foldline.reconstruction.evidence import inactive_share, weigh
+from foldline.reconstruction.features import Features, features_for, guessed_shape
+from foldline.reconstruction.noise_edge import Edge, noise_edge
+from foldline.reconstruction.peel import RESTARTS, peel
+from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
+from foldline.results import Progress, Provenance, Status, silent
+
+CONDENSED = 3           # a span of so few directions holds prototypes, not samples
+
+Mean = Tensor | float | None
+
+
+def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[int, ...] | None = None,
+                mean: Mean = None, box: tuple[float, float] | None = (0.0, 1.0), features: Features | None = None,
+                method: Literal["unmix", "kkt", "atoms"] = "unmix", restarts: int = RESTARTS,
+                progress: Progress = silent, **settings: Any) -> ReconstructionResult:
+    """Training rows of `network`, best first, in its input coordinates.
+
+    mean: what was subtracted from raw pixels before they entered the network (a row, a number, or None: nothing
+    known). box: where raw pixels lie; None: unknown, so nothing is snapped. features: see features.py.
+    """
+    if method != "unmix":
+        from foldline.reconstruction.published import reconstruct_published
+        return reconstruct_published(network, method=method, rng=rng, image_shape=image_shape, mean=mean, box=box,
+                                     progress=progress, **settings)
+    if settings:
+        raise BadInput(f"method='unmix' has no settings {sorted(settings)}.")
+    streams = Streams(rng)
+    A, undo = first_layer(network)                                   # (h, d + 1)
+    d = A.shape[1] - 1
+    shape, notes = checked_shape(image_shape, d)
+    offset, centred = checked_mean(mean, d)
+    edge, V = noise_edge(A)
+    provenance = Provenance("reconstruct", streams.seed, {"method": "unmix", "box": box, "image_shape": shape,
+                                                          "mean": mean is not None, "restarts": restarts})
+    refusal = nothing_leaks(edge, A)
+    if refusal is not None:
+        samples, weights, evidence = nothing(d)
+        return ReconstructionResult(
+            status=refusal, queries=0, certificate=leak_of(edge, weights, evidence), provenance=provenance,
+            samples=samples, weights=weights, evidence=evidence, estimated_n=0, singular_values=edge.singular_values,
+            image_shape=shape)
+    B = V[:edge.rank]                                                # (r, d + 1)
+    low, high = box if box is not None else (0.0, 1.0)
+    gauge = B[:, -1]
+    carries = float(gauge.norm()) > 1e-6
+    # Raw pixels, the mean put back through the bias coordinate, in units of the box.
+    raw = (B[:, :-1] + gauge[:, None] * (offset - low)) / (high - low)
+    snapping = box is not None and (centred or float(B[:, :-1].norm()) > 0)
+    if mean is None and box is not None:
+        notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
+    found = peel(raw, gauge if carries else None, features or features_for(shape), streams=streams,
+                 snapping=snapping, restarts=restarts, progress=progress)
+    rows = found.images * (high - low) + low - offset                # network coordinates
+    progress("weighing", {"candidates": float(len(rows))})
+    weights, evidence = weigh(found, inactive_share(rows, A) if carries else None)
+    samples, weights, evidence = best_first(undo(rows), weights, evidence)
+    certificate = leak_of(edge, weights, evidence)
+    return ReconstructionResult(
+        status=status_of(edge, certificate, notes), queries=0, certificate=certificate, provenance=provenance,
+        samples=samples, weights=weights, evidence=evidence, estimated_n=edge.rank,
+        singular_values=edge.singular_values, image_shape=shape)
+
+
+def first_layer(network: nn.Module) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """([W, b] (h, d + 1) in float64, how to map rows back to the network's inputs)"""
+    if isinstance(network, Network):
+        A = torch.cat([network.W, network.b[:, None]], 1)
+        return checked_weights(A), lambda rows: rows
+    scale = shift = None
+    for layer in network.modules():
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            raise Refused("The first layer is a convolution: its rows are combinations of patches, not of images, so "
+                          "the span of the training set is not in them. Explanations still show it: "
+                          "reconstruct_from_span(recover_span(...)).")
+        if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d)):
+            raise Refused(f"{type(layer).__name__} before the first linear layer normalises each row by itself; what "
+                          f"the weights span are the normalised rows, and the scale of each is lost.")
+        if isinstance(layer, nn.BatchNorm1d):
+            if layer.running_mean is None or layer.running_var is None:
+                raise Refused("BatchNorm1d without running statistics comes before the first linear layer.")
+            scale = 1 / (layer.running_var.double() + layer.eps).sqrt()
+            gamma = layer.weight.detach().double() if layer.affine else torch.ones_like(scale)
+            beta = layer.bias.detach().double() if layer.affine else torch.zeros_like(scale)
+            scale = scale * gamma
+            shift = beta - layer.running_mean.double() * scale
+        if isinstance(layer, nn.Linear):
+            W = layer.weight.detach().double().cpu()
+            b = layer.bias.detach().double().cpu() if layer.bias is not None else W.new_zeros(len(W))
+            A = checked_weights(torch.cat([W, b[:, None]], 1))
+            return A, denormaliser(scale, shift)
+    raise Refused(f"{type(network).__name__} has no linear layer to read a span from.")
+
+
+def denormaliser(scale: Tensor | None, shift: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Rows that entered the first linear layer -> rows that entered the network."""
+    if scale is None or shift is None:
+        return lambda rows: rows
+    divisor = torch.where(scale.abs() < 1e-12, torch.ones_like(scale), scale)
+    return lambda rows: (rows - shift) / divisor
+
+
+def checked_weights(A: Tensor) -> Tensor:
+    if not bool(A.isfinite().all()):
+        raise BadInput("The first layer's weights contain NaN or infinite numbers.")
+    return A
+
+
+def checked_shape(image_shape: tuple[int, ...] | None, d: int) -> tuple[tuple[int, ...] | None, list[str]]:
+    if image_shape is not None:
+        if len(image_shape) not in (2, 3) or torch.tensor(image_shape).prod() != d:
+            raise BadInput(f"image_shape {tuple(image_shape)} does not hold the network's {d} inputs.")
+        return tuple(int(v) for v in image_shape), []
+    guess = guessed_shape(d)
+    if guess is None:
+        return None, [f"{d} inputs are taken as columns of a table; pass image_shape= for images."]
+    return guess, [f"Rows are taken as images of shape {guess}; pass image_shape= if they are not."]
+
+
+def checked_mean(mean: Mean, d: int) -> tuple[Tensor, bool]:
+    if mean is None:
+        return torch.zeros(d, dtype=torch.float64), False
+    row = torch.as_tensor(mean, dtype=torch.float64).reshape(-1)
+    if row.numel() not in (1, d):
+        raise BadInput(f"mean must be a number or a row of {d}, not {row.numel()} numbers.")
+    if not bool(row.isfinite().all()):
+        raise BadInput("mean contains NaN or infinite numbers.")
+    return row.expand(d).clone(), True
+
+
+def nothing_leaks(edge: Edge, A: Tensor) -> Status | None:
+    h, d = A.shape
+    if float(A.norm()) == 0:
+        return Status("no_gap", "The first layer is zero: there is nothing in it.")
+    if edge.rank == 0:
+        return Status("no_gap", "No singular value of the first layer stands above the noise edge: the weights look "
+                      "like a random start. Nothing can be read out of their span.")
+    if edge.rank >= min(h, d):
+        return Status("full_rank", f"The first layer has full rank ({min(h, d)}): the training set has at least as "
+                      f"many points as the layer has rows or columns, or the start was never forgotten (little weight "
+                      f"decay, Adam). The span says nothing.")
+    if edge.rank <= CONDENSED:
+        return Status("condensed", f"The first layer condensed into {edge.rank} directions: it holds prototypes of the "
+                      f"classes, not training points.")
+    return None
+
+
+def leak_of(edge: Edge, weights: Tensor, evidence: dict[str, Tensor]) -> Leak:
+    exact = int(evidence["exact"].sum()) if "exact" in evidence else 0
+    return Leak(rank=edge.rank, noise_edge=edge.edge, gap=edge.gap, exact=exact,
+                confident=int((weights >= 0.5).sum()), n_is_exact=edge.gap >= 2.0)
+
+
+def status_of(edge: Edge, leak: Leak, notes: list[str]) -> Status:
+    said = f"{edge.rank} directions stand above the noise edge {edge.edge:.2g} (gap {edge.gap:.3g})"
+    if not leak.n_is_exact:
+        notes = [*notes, "The spectrum sinks into the noise without a gap: the training set may have more points than "
+                 "were seen, and what was found is blurred by what is missing."]
+    return Status("ok", f"{said}; {leak.exact} images were confirmed by the pixel box.", tuple(notes))
