@@ -37,10 +37,10 @@ from foldline.randomness import Streams, unit_rows
 from foldline.results import FunctionCertificate, Progress, Provenance, Status, silent
 
 FAR = 1e6                   # where a line ends: a unit crosses farther out with probability 1e-6
-FIRST_TESTS = 3
+FIRST_TESTS = 2
 TESTS_PER_GAP = 1 / 20
-MEMORY = 16
-LUCK = 0.4                  # while this share of blamed gaps splits, blame is worth its rows
+MEMORY = 8
+LUCK = 0.6                  # while this share of blamed gaps splits, blame is worth its rows
 ROUNDS = 24                 # segments tried for what the path missed
 
 
