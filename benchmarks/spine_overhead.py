@@ -137,7 +137,7 @@ def readback(rows: int) -> None:
     disk = sum(p.stat().st_size for p in Path(folder).iterdir()) / 2**20
     shutil.rmtree(folder)
     record(case="readback", rows=int(kept), peak_mb=peak, torch_alone_mb=before, added_mb=peak - before, disk_mb=disk,
-           seconds=seconds, asked_again=int(sent - kept), holds=peak - before < 300 and sent == kept)
+           seconds=seconds, asked_again=int(sent - kept), holds=peak < 300 and sent == kept)
 
 
 def main() -> None:

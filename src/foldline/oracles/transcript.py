@@ -175,16 +175,18 @@ class Stream:
     def _stored(self) -> Places:
         (rows,) = self.run.db.execute(
             f"SELECT COALESCE(SUM(LENGTH(digests)), 0) / {DIGEST} FROM batches WHERE stream = ?", (self.id,)).fetchone()
-        keys, batch, row = np.empty(rows, "<u8"), np.empty(rows, np.int32), np.empty(rows, np.int32)
-        at = 0
+        keys = np.empty(rows, "<u8")
+        batches, starts, at = [], [], 0
         for id_, digests, occurrences in self.run.db.execute(
                 "SELECT id, digests, occurrences FROM batches WHERE stream = ? ORDER BY id", (self.id,)):
             short = short_keys(digests)
             n = len(short)
             times = np.zeros(n, np.int64) if occurrences is None else np.frombuffer(occurrences, "<i8")
-            keys[at:at + n], batch[at:at + n], row[at:at + n] = with_occurrence(short, times), id_, np.arange(n)
+            keys[at:at + n] = with_occurrence(short, times)
+            batches.append(id_)
+            starts.append(at)
             at += n
-        return Places(keys, batch, row)
+        return Places(keys, np.array(batches, np.int64), np.array(starts, np.int64))
 
     def batch(self, id_: int) -> tuple[bytes, Tensor]:
         """(digests, answers (n, width)) of one stored batch"""
