@@ -3,7 +3,7 @@ least 50,000 rows/s are kept for a cheap target, and 2 million kept rows are rea
 
 Ratios are measured in one run, the variants taken in turn so that a busy machine slows all of them alike.
 
-    python benchmarks/spine_overhead.py [--quick] [--case overhead|cheap|readback]
+    python benchmarks/spine_overhead.py [--quick] [--case overhead|cheap|readback] [--rounds N]
 """
 
 from __future__ import annotations
@@ -144,12 +144,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds and rows")
     parser.add_argument("--case", choices=["overhead", "cheap", "readback"], help="only this part")
+    parser.add_argument("--rounds", type=int, help="rounds of the overhead case (40; 5 with --quick)")
     chosen = parser.parse_args()
     tenth = 10 if chosen.quick else 1
     if chosen.case in (None, "overhead"):
+        rounds = chosen.rounds or (5 if chosen.quick else 40)
         for dtype in (torch.float32, torch.float64):
-            overhead("values", dtype, max(40 // tenth, 5))
-        overhead("gradient", torch.float32, max(40 // tenth, 5))
+            overhead("values", dtype, rounds)
+        overhead("gradient", torch.float32, rounds)
     if chosen.case in (None, "cheap"):
         cheap(500_000 // tenth)
     if chosen.case in (None, "readback"):
