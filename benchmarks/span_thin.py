@@ -13,15 +13,19 @@ import span_victims as sv
 import torch
 
 import foldline as fl
+from foldline.randomness import Streams
 
-WIDTHS = {"6-3": [6, 3], "6": [6], "10": [10], "3": [3], "6-3-3": [6, 3, 3], "10-6-3": [10, 6, 3]}
+WIDTHS = {"6-3": [6, 3], "10": [10], "3": [3], "6-3-3": [6, 3, 3]}
 COUNTS = [10, 20, 40, 60, 80, 100, 150, 200, 300]
 CASES = [f"{kind}-{name}" for kind in ("random", "trained") for name in WIDTHS]
 
 
 def paper_ranks(net: torch.nn.Module, seed: int) -> list[int]:
-    g = fl.gradient_oracle(net)
-    _, grad = g(torch.randn(COUNTS[-1], 784, generator=fl.generator(1000 + seed), dtype=torch.float64))
+    """Algorithm 1's points are drawn from the stream that the adaptive search starts with: both begin at the same
+    directions, and what differs is what is done after an answer."""
+    rng = Streams(fl.generator(seed))("stream")
+    x = torch.stack([torch.randn(784, generator=rng, dtype=torch.float64) for _ in range(COUNTS[-1])])
+    _, grad = fl.gradient_oracle(net)(x)
     ranks = []
     for m in COUNTS:
         s = torch.linalg.svdvals(grad[:m])
@@ -47,7 +51,7 @@ def main() -> None:
             if kind == "random":
                 net, accuracy = sv.gaussian_net([784, 80, *WIDTHS[name], 1], seed), None
             else:
-                net, accuracy = sv.mnist_net([784, 80, *WIDTHS[name], 10], seed)
+                net, accuracy = sv.mnist_net([784, 80, *WIDTHS[name], 10], seed, epochs=1)
             paper.append(paper_ranks(net, seed))
             ranks, status, rows, off = adaptive_ranks(net, seed)
             ours.append(ranks)

@@ -27,7 +27,7 @@ from foldline.oracles.protocols import GradientOracle, ValueOracle
 from foldline.randomness import Streams
 from foldline.results import Progress, Provenance, Status, fraction_upper_bound, silent
 from foldline.span.points import gaussian_points
-from foldline.span.rank import SHORT_TAIL, RankDecision
+from foldline.span.rank import CLIFF, SHORT_TAIL, RankDecision
 from foldline.span.result import SpanCertificate, SpanResult
 from foldline.span.search import ONE_PIECE, SILENCE, Search
 
@@ -85,8 +85,10 @@ def result_of(search: Search, queries: int, provenance: Provenance) -> SpanResul
     D, s, V = search.seen.decide(SHORT_TAIL)
     rank = D.rank
     status = status_of(search, D)
-    confirmed = status.ok
     m, d = len(search.seen.rows), search.d
+    # Sharp arithmetic excludes more; in noise, weak directions may hide, but no more than there were probes.
+    sharp = (D.kind == "noise" and D.gap >= CLIFF) or search.repeats >= ONE_PIECE
+    upper = d if not status.ok else rank if sharp or rank == d else min(d, len(search.seen.useful))
     stable = search.stable if provenance.parameters["method"] == "adaptive" else max(0, D.tail)
     certificate = SpanCertificate(
         stable=stable, fraction_bound=fraction_upper_bound(0, stable, CONFIDENCE) if stable else 1.0,
@@ -95,7 +97,7 @@ def result_of(search: Search, queries: int, provenance: Provenance) -> SpanResul
     empty = torch.zeros(0, d, dtype=torch.float64)
     return SpanResult(
         status=status, queries=queries, certificate=certificate, provenance=provenance,
-        basis=V[:rank].clone(), rank=rank, upper_bound=rank if confirmed else d, singular_values=s, directions=V,
+        basis=V[:rank].clone(), rank=rank, upper_bound=upper, singular_values=s, directions=V,
         noise_floor=D.noise_floor, gradients=torch.stack(search.seen.rows) if m else empty,
         values=torch.tensor(search.seen.values, dtype=torch.float64),
         points=torch.stack(search.seen.points) if m else empty, outputs=torch.tensor(search.seen.outputs),
@@ -109,6 +111,8 @@ def status_of(search: Search, D: RankDecision) -> Status:
         notes.append(f"{search.unchecked} points were dropped: folds too close for differences.")
     if search.seen.outliers:
         notes.append(f"{search.seen.outliers} gradients were left out: each showed a direction that no other one has.")
+    if D.gap_found and D.gap < CLIFF and D.rank:
+        notes.append(f"Directions weaker than {D.noise_floor:.1e} of a gradient would be buried in the noise.")
     if D.kind == "tail":
         notes.append(f"The {D.tail} values after the gap are flat near {D.noise_floor:.1e}, above what rounding "
                      f"explains: a rest that the network hardly uses, not counted.")

@@ -16,14 +16,15 @@ tail gap   the values after the gap are flat, but above the arithmetic's floor (
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 TAIL = 12               # values after a tail gap, before a search may stop at it
 SHORT_TAIL = 6          # the same when a budget ended the search: the p-value has to carry it
-MIN_GAP = 10.0          # a step smaller than this is not called a gap, however flat the tail
+MIN_GAP = 3.0           # a step smaller than this is not called a gap, however flat the tail
+ROUGH_GAP = 10.0        # the same for differences of values, whose errors are not all alike
 CLIFF = 1e3             # a noise gap this wide needs no long tail
 NEGLIGIBLE = 1e-5       # the paper's own rank threshold, relative to the largest singular value
 CONFIDENCE = 0.999
@@ -48,7 +49,7 @@ class RankDecision:
 
 
 def decide_rank(s: Tensor, *, floor: float, negligible: float = NEGLIGIBLE, confidence: float = CONFIDENCE,
-                min_tail: int = TAIL) -> RankDecision:
+                min_tail: int = TAIL, min_gap: float = MIN_GAP) -> RankDecision:
     """s: (m,) singular values of unit rows, largest first; floor: what rounding alone can make of a zero."""
     s = s.double()
     if len(s) == 0 or float(s[0]) <= floor:
@@ -56,9 +57,9 @@ def decide_rank(s: Tensor, *, floor: float, negligible: float = NEGLIGIBLE, conf
     m = len(s)
     held = s.clamp_min(floor / 16)                              # below the arithmetic's floor sizes mean nothing
     above = int((s > floor).sum())                              # what stands clear of rounding
-    best = tail_gap(held, above, negligible, min_tail)
-    if best is not None and best.p_value <= 1.0 - confidence:
-        return RankDecision(best.rank, best.gap, max(floor, float(s[best.rank])), best.p_value, best.kind, best.tail)
+    last = tail_gap(held, above, negligible, min_tail, min_gap, 1.0 - confidence)
+    if last is not None:
+        return replace(last, noise_floor=float(s[last.rank]))
     if above < m:
         gap = float(held[above - 1] / held[above])
         wide = gap >= CLIFF
@@ -67,23 +68,25 @@ def decide_rank(s: Tensor, *, floor: float, negligible: float = NEGLIGIBLE, conf
     return RankDecision(m, math.inf, floor, 1.0, "none", 0)
 
 
-def tail_gap(s: Tensor, above: int, negligible: float, min_tail: int) -> RankDecision | None:
-    """The most significant gap that is followed by at least min_tail values, all negligible or below the floor."""
+def tail_gap(s: Tensor, above: int, negligible: float, min_tail: int, min_gap: float,
+             p_limit: float) -> RankDecision | None:
+    """The last significant gap that is followed by at least min_tail values, all negligible or below the floor.
+
+    The last, not the widest: what stands above it stands clear of the tail, even if a wider gap comes before.
+    """
     m = len(s)
     logs = s.log()
-    best: RankDecision | None = None
-    for r in range(1, m - max(min_tail, 2) + 1):                            # s[:r] signal, s[r:] tail
+    last: RankDecision | None = None
+    for r in range(1, m - max(min_tail, 2) + 1):                # s[:r] signal, s[r:] tail
         if r < above and float(s[r] / s[0]) > negligible:
             continue
         T = m - r - 1
         spacing = max(float(logs[r] - logs[-1]) / T, 0.02)
         gap = float(logs[r - 1] - logs[r])
-        if gap < math.log(MIN_GAP):
-            continue
         p = min(1.0, m * (1.0 + gap / spacing / T) ** -T)
-        if best is None or p < best.p_value:
-            best = RankDecision(r, math.exp(gap), float(s[r]), p, "noise" if r >= above else "tail", m - r)
-    return best
+        if gap >= math.log(min_gap) and p <= p_limit:
+            last = RankDecision(r, math.exp(gap), float(s[r]), p, "noise" if r >= above else "tail", m - r)
+    return last
 
 
 def singular(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,7 +40,7 @@ class SpanResult(Result):
 
     basis: Tensor               # (rank, d) orthonormal rows
     rank: int
-    upper_bound: int            # no more than this can be in the span: rank when confirmed, else what is not excluded
+    upper_bound: int            # rank when sharp and confirmed; in noise the probes that count; else d
     singular_values: Tensor     # (r,) of the unit rows
     directions: Tensor          # (r, d) right singular vectors, one per singular value
     noise_floor: float          # on the scale of singular_values

@@ -13,7 +13,7 @@ from foldline.randomness import Streams
 from foldline.results import Progress
 from foldline.span.differences import Differences, last_digit
 from foldline.span.points import PointStream
-from foldline.span.rank import CLIFF, TAIL, RankDecision
+from foldline.span.rank import CLIFF, MIN_GAP, ROUGH_GAP, TAIL, RankDecision
 from foldline.span.seen import Seen
 
 NULL_MOVES = 16         # for values, where a move costs two rows
@@ -37,7 +37,7 @@ class Search:
         self.oracle, self.patience, self.max_points, self.progress = oracle, patience, max_points, progress
         self.d = oracle.dim
         self.eps = float(torch.finfo(oracle.dtype).eps)
-        self.seen = Seen(self.d, self.eps)
+        self.seen = Seen(self.d, self.eps, MIN_GAP if isinstance(oracle, GradientOracle) else ROUGH_GAP)
         self.noise_known = noise is not None
         if noise is not None:
             self.seen.measured = noise

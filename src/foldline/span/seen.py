@@ -13,8 +13,8 @@ ALONE = 0.9             # share of a direction that one row may have before it i
 class Seen:
     """All rows so far, which of them are informative, and an orthonormal basis grown by Gram-Schmidt."""
 
-    def __init__(self, d: int, eps: float) -> None:
-        self.d, self.eps = d, eps
+    def __init__(self, d: int, eps: float, min_gap: float) -> None:
+        self.d, self.eps, self.min_gap = d, eps, min_gap
         self.rows: list[Tensor] = []
         self.values: list[float] = []
         self.points: list[Tensor] = []
@@ -77,7 +77,7 @@ class Seen:
         self.outliers = 0
         while True:
             L, s, V = singular(self.U * weights[:, None])
-            D = decide_rank(s, floor=self.floor, min_tail=min_tail)
+            D = decide_rank(s, floor=self.floor, min_tail=min_tail, min_gap=self.min_gap)
             if D.rank == 0 or D.tail < TAIL or D.gap >= CLIFF or self.outliers >= len(weights) // 10:
                 return D, s, V
             share, row = L[:, D.rank - 1].square().max(0)
