@@ -15,7 +15,7 @@ from foldline.errors import BadInput
 from foldline.randomness import Streams
 from foldline.reconstruction.evidence import weigh
 from foldline.reconstruction.features import Features, features_for
-from foldline.reconstruction.peel import RESTARTS, peel
+from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
 from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
 from foldline.results import Progress, Provenance, Status, silent
@@ -24,7 +24,7 @@ from foldline.span.result import SpanResult
 
 def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape: tuple[int, ...] | None = None,
                           mean: Mean = None, box: tuple[float, float] | None = (0.0, 1.0),
-                          features: Features | None = None, restarts: int = RESTARTS,
+                          features: Features | None = None, rounds: int = ROUNDS,
                           progress: Progress = silent) -> ReconstructionResult:
     """Training rows from what recover_span or recover_span_from_labels returned; mean, box: as in reconstruct."""
     streams = Streams(rng)
@@ -36,7 +36,7 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     offset, centred = checked_mean(mean, d)
     gap = gap_of(span)
     provenance = Provenance("reconstruct_from_span", streams.seed,
-                            {"image_shape": shape, "mean": mean is not None, "box": box, "restarts": restarts,
+                            {"image_shape": shape, "mean": mean is not None, "box": box, "rounds": rounds,
                              "span": span.provenance})
     status = nothing_in(span, d)
     if status is not None:
@@ -51,7 +51,7 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     if not centred:
         notes.append("The mean is not known: rows are centred images, scaled by their range.")
     found = peel(raw / (high - low), gauge, features or features_for(shape), streams=streams,
-                 snapping=box is not None and (gauged or centred), restarts=restarts, progress=progress)
+                 snapping=box is not None and (gauged or centred), rounds=rounds, progress=progress)
     weights, evidence = weigh(found, None)
     rows = found.images * (high - low) + low - offset if gauged else found.images * (high - low)
     samples, weights, evidence = best_first(rows, weights, evidence)

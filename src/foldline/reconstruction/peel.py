@@ -17,10 +17,9 @@ from foldline.reconstruction.snap import measure, scaled, snap
 from foldline.reconstruction.unmix import Whitened, fast_ica, independence, likelihood, whiten
 from foldline.results import Progress, silent
 
-PEELS = 8               # rounds of snapping at most
-DRY = 2                 # rounds without a new exact image before it ends
+ROUNDS = 24             # rounds of refitting and snapping at most
+DRY = 4                 # rounds without a new exact image before it ends
 AT_EDGE = 0.3           # share of pixels near the box's edge from which on a candidate is worth snapping
-RESTARTS = 3            # further random starts whose components are snapped too
 SAME = 0.95             # two images closer than this are one
 
 
@@ -36,7 +35,7 @@ class Peeled:
 
 
 def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Streams, snapping: bool = True,
-         restarts: int = RESTARTS, progress: Progress = silent) -> Peeled:
+         rounds: int = ROUNDS, progress: Progress = silent) -> Peeled:
     """raw (r, d): basis of the span in pixel units; gauge (r,): gauge . c = 1 for a training image, if known."""
     R, g = orthonormal(raw, gauge)
     space = whiten(features(R))
@@ -44,34 +43,44 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
     C = fast_ica(space.z, rng=streams("ica"))
     coefficients = images_of(C, space, R, g)
     fixed = torch.zeros(len(C), dtype=torch.bool)
-    worth = at_edge(coefficients @ R) if snapping else fixed
-    others: list[Tensor] = []
-    rounds, dry = 0, 0
-    while bool((worth & ~fixed).any()) and rounds < PEELS and dry < DRY:
-        rounds += 1
-        new = snap_once(coefficients[worth & ~fixed], coefficients, fixed, R, g)
-        if len(others) < restarts:
-            others.append(restart(len(others), space, R, g, streams))
-            new += snap_once(others[-1], coefficients, fixed, R, g)
-        dry = 0 if new else dry + 1
-        progress("snapping", {"round": float(rounds), "exact": float(fixed.sum()), "of": float(len(C))})
-        C = likelihood((coefficients @ space.K_inverse).float(), space.z, fixed=fixed)
-        coefficients = torch.where(fixed[:, None], coefficients, images_of(C, space, R, g))
-    if rounds == 0:
+    worth = at_edge(coefficients @ R) if snapping else fixed.clone()
+    done, dry = 0, 0
+    if bool(worth.any()):
+        snap_once(coefficients[worth], coefficients, fixed, R, g)
+        while done < rounds and dry < DRY and bool((worth & ~fixed).any()):
+            fresh = done % 2 == 1 and bool(fixed.any())             # every other round the open rows start anew
+            C = refit(coefficients, fixed, space, streams(f"round {done}") if fresh else None)
+            moved = torch.where(fixed[:, None], coefficients, images_of(C, space, R, g))
+            # A fresh start that brings nothing is forgotten, or it would undo what the open rows have reached.
+            new = snap_once(moved[worth & ~fixed], moved, fixed, R, g)
+            coefficients = moved if new or not fresh else coefficients
+            done, dry = done + 1, 0 if new else dry + 1
+            progress("snapping", {"done": done, "total": rounds, "exact": float(fixed.sum()), "of": float(len(C))})
+        coefficients = closer(coefficients, fixed, worth, R, g)
+    else:
         C = likelihood(C, space.z)
         coefficients = images_of(C, space, R, g)
-    else:
-        coefficients = closer(coefficients, fixed, worth, R, g)
-    if not others and restarts:
-        others.append(images_of(likelihood(fast_ica(space.z, rng=streams("ica 0")), space.z), space, R, g))
-    agreement = torch.stack([ncc(coefficients @ R, o @ R).abs().amax(1) for o in others]).mean(0) if others \
-        else torch.zeros(len(C), dtype=torch.float64)
     final = measure(coefficients, R)
-    return Peeled(coefficients @ R, fixed, final.violation, final.edge, independence(C, space.z), agreement, rounds)
+    return Peeled(coefficients @ R, fixed, final.violation, final.edge, independence(C, space.z),
+                  agreement_of(coefficients, space, R, g, streams), done)
 
 
-def restart(i: int, space: Whitened, R: Tensor, gauge: Tensor | None, streams: Streams) -> Tensor:
-    return images_of(fast_ica(space.z, rng=streams(f"ica {i}")), space, R, gauge)
+def refit(coefficients: Tensor, fixed: Tensor, space: Whitened, rng: torch.Generator | None) -> Tensor:
+    """Likelihood with the exact rows fixed; with rng the open rows start from an ICA of what the exact ones leave."""
+    C = (coefficients @ space.K_inverse).float()
+    if rng is not None:
+        known = C[fixed]
+        rest = torch.linalg.qr(known.T, mode="complete")[0][:, len(known):]         # (q, open)
+        C = C.clone()
+        C[~fixed] = fast_ica(rest.T @ space.z, rng=rng) @ rest.T
+    return likelihood(C, space.z, fixed=fixed)
+
+
+def agreement_of(coefficients: Tensor, space: Whitened, R: Tensor, gauge: Tensor | None,
+                 streams: Streams) -> Tensor:
+    """Components that another random start finds again are real; artefacts of one start are not."""
+    other = likelihood(fast_ica(space.z, rng=streams("ica again"), rounds=150), space.z, rounds=8)
+    return ncc(coefficients @ R, images_of(other, space, R, gauge) @ R).abs().amax(1)
 
 
 def orthonormal(raw: Tensor, gauge: Tensor | None) -> tuple[Tensor, Tensor | None]:

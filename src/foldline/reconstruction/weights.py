@@ -22,7 +22,7 @@ from foldline.randomness import Streams
 from foldline.reconstruction.evidence import inactive_share, weigh
 from foldline.reconstruction.features import Features, features_for, guessed_shape
 from foldline.reconstruction.noise_edge import Edge, noise_edge
-from foldline.reconstruction.peel import RESTARTS, peel
+from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
 from foldline.results import Progress, Provenance, Status, silent
 
@@ -33,7 +33,7 @@ Mean = Tensor | float | None
 
 def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[int, ...] | None = None,
                 mean: Mean = None, box: tuple[float, float] | None = (0.0, 1.0), features: Features | None = None,
-                method: Literal["unmix", "kkt", "atoms"] = "unmix", restarts: int = RESTARTS,
+                method: Literal["unmix", "kkt", "atoms"] = "unmix", rounds: int = ROUNDS,
                 progress: Progress = silent, **settings: Any) -> ReconstructionResult:
     """Training rows of `network`, best first, in its input coordinates.
 
@@ -53,7 +53,7 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     offset, centred = checked_mean(mean, d)
     edge, V = noise_edge(A)
     provenance = Provenance("reconstruct", streams.seed, {"method": "unmix", "box": box, "image_shape": shape,
-                                                          "mean": mean is not None, "restarts": restarts})
+                                                          "mean": mean is not None, "rounds": rounds})
     refusal = nothing_leaks(edge, A)
     if refusal is not None:
         samples, weights, evidence = nothing(d)
@@ -71,7 +71,7 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     if mean is None and box is not None:
         notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
     found = peel(raw, gauge if carries else None, features or features_for(shape), streams=streams,
-                 snapping=snapping, restarts=restarts, progress=progress)
+                 snapping=snapping, rounds=rounds, progress=progress)
     rows = found.images * (high - low) + low - offset                # network coordinates
     progress("weighing", {"candidates": float(len(rows))})
     weights, evidence = weigh(found, inactive_share(rows, A) if carries else None)

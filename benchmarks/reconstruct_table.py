@@ -1,0 +1,116 @@
+"""Claim: the span gives the training images back, from weights and from a black box, in seconds.
+
+One row per victim, access and seed: recovered at 1 % false positives with its interval, NCC counts beside the unseen
+null, exact images claimed and how many of those are right, queries, seconds. Failures are rows.
+
+    python benchmarks/reconstruct_table.py --case mnist-20-small --seeds 3
+    python benchmarks/reconstruct_table.py --list
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("FOLDLINE_DATA", str(Path(__file__).resolve().parents[2] / "shared" / "data"))
+
+import torch
+
+import foldline as fl
+from foldline.oracles.explain import smoothgrad_oracle
+from foldline.victims.cache import victim
+
+RESULTS = Path(__file__).parent / "results" / "reconstruct_table.jsonl"
+
+# name: (victim preset, data set, n, what the issue asks for)
+CASES: dict[str, tuple[str, str, int, str]] = {
+    "mnist-20-small": ("small-start", "mnist", 20, "100 %, all NCC > 0.9, 2 s"),
+    "mnist-100-small": ("small-start", "mnist", 100, "70 %, 60 s"),
+    "mnist-20": ("everyday", "mnist", 20, ""),
+    "mnist-50": ("everyday", "mnist", 50, ""),
+    "mnist-100": ("everyday", "mnist", 100, "100 %, 80 % NCC > 0.99, 120 s"),
+    "mnist-200": ("everyday", "mnist", 200, "60 %, 10 min"),
+    "mnist-500": ("everyday-wide-batches", "mnist", 500, "aim 20 %, 30 min"),
+    "cifar10-50": ("everyday", "cifar10", 50, "100 %, 90 % NCC > 0.9, 10 s"),
+    "cifar10-100": ("everyday", "cifar10", 100, "100 %, 90 % NCC > 0.9, 10 s"),
+    "cifar10-100-small": ("small-start", "cifar10", 100, "75 %, 60 s"),
+    "cifar10-200": ("everyday", "cifar10", 200, "95 %, 60 % NCC > 0.9, 60 s"),
+    "cifar10-500": ("everyday-wide-batches", "cifar10", 500, "aim 20 %, 30 min"),
+}
+ACCESS = ("weights", "gradients", "smoothgrad", "values", "labels")
+
+
+def attack(module: torch.nn.Module, access: str, n: int, seed: int, **known: Any) -> Any:
+    d = known["mean"].numel()
+    rng = fl.generator(seed)
+    if access == "weights":
+        return fl.reconstruct(module, rng=rng, **known)
+    if access == "gradients":
+        span = fl.recover_span(fl.gradient_oracle(module, budget=n + 20), rng=rng)
+    elif access == "smoothgrad":
+        span = fl.recover_span(smoothgrad_oracle(module, samples=10, sigma=0.1, rng=fl.generator(seed + 1),
+                                                 budget=n + 20), rng=rng)
+    elif access == "values":
+        span = fl.recover_span(fl.value_oracle(module, budget=int(1.1 * (n + 20) * (d + 1))), rng=rng)
+    else:
+        span = fl.recover_span_from_labels(fl.label_oracle(module), rng=rng)
+    return fl.reconstruct_from_span(span, rng=rng, **known)
+
+
+def row_of(name: str, access: str, seed: int) -> dict[str, Any]:
+    preset, data_set, n, asked = CASES[name]
+    v = victim(preset, data_set, n, seed=seed)
+    known = {"image_shape": v.data.image_shape, "mean": v.mean}
+    row: dict[str, Any] = {"case": name, "access": access, "seed": seed, "n": n, "asked": asked,
+                           "threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}
+    start = time.perf_counter()
+    try:
+        found = attack(v.module, access, n, seed, **known)
+    except fl.errors.FoldlineError as error:
+        return {**row, "failed": f"{type(error).__name__}: {error}", "seconds": time.perf_counter() - start}
+    seconds = time.perf_counter() - start
+    score = fl.score_reconstruction(found.samples + v.mean, v.data.x, v.data.x_unseen, image_shape=v.data.image_shape)
+    exact = found.evidence.get("exact", torch.zeros(len(found.samples))) > 0
+    right = {int(m) for m, c in zip(score.match.tolist(), score.ncc.tolist(), strict=True) if c > 0.99}
+    wrong = [i for i in torch.nonzero(exact).flatten().tolist() if i not in right]
+    return {**row, "status": found.status.code, "seconds": round(seconds, 1), "queries": found.queries,
+            "estimated_n": found.estimated_n, "gap": found.certificate.gap, "recovered": score.recovered,
+            "interval": score.interval, "threshold": score.threshold, "above": score.above,
+            "unseen_above": score.unseen_above, "exact": int(exact.sum()), "exact_wrong": len(wrong),
+            "ssim_median": float(score.ssim.nanmedian()), "ssim_unseen": float(score.unseen_ssim.nanmedian())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", action="append", help="one of the cases; default all")
+    parser.add_argument("--access", action="append", choices=ACCESS, help="default weights")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(CASES))
+        return
+    RESULTS.parent.mkdir(exist_ok=True)
+    print(f"{'case':18} {'access':10} seed  recovered [interval]     >.8 >.9 >.99 of n  exact(wrong)  queries  seconds")
+    for name in arguments.case or CASES:
+        for access in arguments.access or ["weights"]:
+            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+                row = row_of(name, access, seed)
+                with RESULTS.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                if "failed" in row:
+                    print(f"{name:18} {access:10} {seed:4}  {row['failed']}", flush=True)
+                    continue
+                low, high = row["interval"]
+                print(f"{name:18} {access:10} {seed:4}  {row['recovered']:8.1%} [{low:.0%}, {high:.0%}] "
+                      f"{row['above']['0.8']:8} {row['above']['0.9']:3} {row['above']['0.99']:4} {row['n']:4} "
+                      f"{row['exact']:6} ({row['exact_wrong']}) {row['queries']:9} {row['seconds']:8.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
