@@ -17,6 +17,7 @@ from foldline.extract.learn_pieces import Index, Pieces, search_lines
 
 ROOM = 300.0            # the step is a piece's radius over ROOM d: about 1 piece in 100 is then measured across a fold
 RETRIES = 4
+MOST_POINTS = 50_000    # on one line, and no more than an eighth of the rows that are left
 FLAT = 1e-5             # a residual that rises less than this beside the line's steepest piece has vanished
 
 
@@ -40,7 +41,9 @@ def add_units_of_line(ask: Asker, model: Model, x0: Array, v: Array, grid: Array
         return r, ask.noise_at(x) + model.uncertainty(x)
 
     d = len(x0)
-    pieces = search_lines(values, grid[None, :], resolution=resolution, far=float(np.sqrt(d)))
+    left = ask.oracle.remaining
+    most = MOST_POINTS if left is None else int(np.clip(left // 8, 1000, MOST_POINTS))
+    pieces = search_lines(values, grid[None, :], resolution=resolution, far=float(np.sqrt(d)), max_points=most)
     if len(pieces.line) == 0:
         return LineReport(x0, v, pieces, 0, ())
     x = ask.points(x0 + pieces.middle[:, None] * v)

@@ -21,8 +21,7 @@ def polish(model: Model, x: Array, y: Array, *, floor: float, steps: int = 30) -
     xt, yt, xv, yv = x[~test], y[~test], x[test], y[test]
 
     def score(candidate: Model) -> float:
-        value = float(np.sqrt(np.square(yv - candidate(xv)).sum(1).mean()))
-        return value if np.isfinite(value) else float("inf")
+        return held_out_error(candidate, xv, yv)
 
     best, best_score = model, score(model)
     for candidate in (refit_linear(model, xt, yt, cut) for cut in (1e-10, 1e-6, 1e-3)):
@@ -53,6 +52,13 @@ def polish(model: Model, x: Array, y: Array, *, floor: float, steps: int = 30) -
     return best
 
 
+def held_out_error(model: Model, x: Array, y: Array) -> float:
+    """A step that went astray may overflow: it scores infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = float(np.sqrt(np.square(y - model(x)).sum(1).mean()))
+    return error if np.isfinite(error) else float("inf")
+
+
 def grow(model: Model, x: Array, y: Array, *, floor: float, rng: np.random.Generator) -> Model:
     """Units for what lines could not resolve (heavy noise, a target that is no such network): those of many random
     ones that explain most of the residual, a few at a time, everything polished after each addition.
@@ -60,7 +66,7 @@ def grow(model: Model, x: Array, y: Array, *, floor: float, rng: np.random.Gener
     test = np.arange(len(x)) % HELD_OUT == 0
 
     def score(candidate: Model) -> float:
-        return float(np.sqrt(np.square(y[test] - candidate(x[test])).sum(1).mean()))
+        return held_out_error(candidate, x[test], y[test])
 
     best, stale = polish(model, x, y, floor=floor, steps=8), 0
     for _ in range(ROUNDS):

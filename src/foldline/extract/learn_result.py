@@ -14,7 +14,7 @@ from foldline.results import Result
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One line as it was seen, for a plot: values at `t`, folds at `folds`."""
+    """One line, for a plot: what was seen at `t` (NaN where nothing was), what was learnt, and where it folds."""
 
     t: torch.Tensor             # (n,)
     value: torch.Tensor         # (n,)

@@ -37,7 +37,7 @@ class Run:
         self.d, self.m = self.ask.d, self.ask.m
         self.width = resolution * math.sqrt(self.d)
         self.rng = {name: np.random.default_rng(streams.integer(name))
-                    for name in ("look", "lines", "steps", "probes", "mix", "noise", "polish")}
+                    for name in ("look", "lines", "steps", "probes", "mix", "noise", "polish", "trace")}
         mix = self.rng["mix"].standard_normal(self.m)
         self.mix: Array = mix / np.linalg.norm(mix) if self.m > 1 else np.ones(1)
         self.model = Model.empty(self.d, self.m)
@@ -50,6 +50,7 @@ class Run:
         self.reports: list[LineReport] = []
         self.history: list[tuple[int, float]] = []
         self.notes: list[str] = []
+        self.constant: Array = np.zeros(self.m)
         self.tests = 0
         self.dropped = 0
         self.merged: tuple[tuple[int, ...], ...] = ()
@@ -100,7 +101,7 @@ class Run:
 
     def look(self) -> None:
         self.grow_pool(self.gaussian(FIRST_LOOK, "look"))
-        self.model.q = self.y.mean(0)
+        self.model.q = self.constant = self.y.mean(0)
         self.remember()
         self.progress("look", {"rows": self.ask.rows, "deviation": self.sd})
 
@@ -234,7 +235,7 @@ class Run:
         notes = tuple(self.notes)
         held = np.arange(len(self.x)) % HELD_OUT == 0               # rows that no fit has seen
         rest = np.square(self.y[held] - self.final(self.x[held])).sum(1)
-        error = math.sqrt(float(rest.mean())) / (self.sd or 1.0) if held.any() else float("nan")
+        error = math.sqrt(float(rest.mean())) / (self.sd or 1.0) if held.any() else float("inf")
         reached = f"reached a relative error of about {error:.2g}"
         if self.certificate.holds:
             return Status("ok", "Done.", notes)
@@ -248,13 +249,22 @@ class Run:
                       f"epsilon={self.epsilon:g}; {reached}. The target may not be a one-hidden-layer ReLU network.",
                       notes)
 
-    def trace(self) -> Trace | None:
-        if not self.reports:
-            return None
-        report = self.reports[0]
-        t = np.unique(np.concatenate([report.pieces.start, report.pieces.stop, report.pieces.middle]))
-        x = report.origin + t[:, None] * report.direction
-        value = np.interp(t, report.pieces.middle, report.pieces.value)
-        folds = report.pieces.start[1:]
-        as_tensor = torch.from_numpy
-        return Trace(as_tensor(t), as_tensor(value), as_tensor(self.final(x) @ self.mix), as_tensor(folds.copy()))
+    def trace(self) -> Trace:
+        """The first line as its pieces were seen; after a hand-over a Gaussian line of the learnt network."""
+        if self.reports and len(self.reports[0].pieces.line):
+            report = self.reports[0]
+            x0, v, pieces = report.origin, report.direction, report.pieces
+            t = np.stack([pieces.start, pieces.stop], 1).reshape(-1)
+            height = np.repeat(pieces.value, 2) + np.repeat(pieces.slope, 2) * (t - np.repeat(pieces.middle, 2))
+            height = height + self.constant @ self.mix              # the first residual was against a constant
+            folds = 0.5 * (pieces.stop[:-1] + pieces.start[1:])
+        else:
+            x0, v = self.rng["trace"].standard_normal((2, self.d))
+            v = v / np.linalg.norm(v)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                folds = np.sort(-(self.final.W @ x0 + self.final.b) / (self.final.W @ v))
+            folds = folds[np.abs(folds) <= 6 * math.sqrt(self.d)]
+            t = np.union1d(np.linspace(-6, 6, 25) * math.sqrt(self.d), folds)
+            height = np.full(len(t), np.nan)
+        learnt = self.final(x0 + t[:, None] * v) @ self.mix
+        return Trace(*(torch.from_numpy(np.ascontiguousarray(a)) for a in (t, height, learnt, folds)))

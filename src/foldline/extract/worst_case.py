@@ -92,8 +92,7 @@ def get_gradient(ask: Asker, x: Array, f_x: Array, alpha: float, rng: np.random.
     z: Array = rng.standard_normal((n, d, d))
     np.divide(z, np.linalg.norm(z, axis=2, keepdims=True), out=z)
     y = ask((x[:, None, :] + alpha * z).reshape(-1, d))[:, 0].reshape(n, d)
-    out: Array = np.linalg.solve(z, ((y - f_x[:, None]) / alpha)[:, :, None])[:, :, 0]
-    return out
+    return np.asarray(np.linalg.solve(z, ((y - f_x[:, None]) / alpha)[:, :, None])[:, :, 0], dtype=np.float64)
 
 
 def get_neurons(ask: Asker, constants: Theory, delta: float, rng: np.random.Generator) -> Neurons:
