@@ -78,7 +78,8 @@ def victim(name: str, seed: int, folder: Path, progress: Progress = silent) -> S
     # The data set is sorted by digit.
     order = torch.randperm(len(mnist.y_test), generator=generator(seed))
     test, labels = mnist.x_test[order], task_labels(mnist, mnist.y_test, "binary")[order]
-    known = Known(image_shape=(28, 28), box=(0.0, 1.0), inputs=test[:PUBLIC])
+    # An attacker has digits of his own, and their mean stands in for the one that the model subtracts.
+    known = Known(image_shape=(28, 28), mean=test[:PUBLIC].mean(0), inputs=test[:PUBLIC])
     widths = "-".join(str(w) for w in ("784", *network_widths(name), "1"))
     recipe = trained.info["recipe"]
     facts = {"model": f"{widths}, ReLU, {trained.info['n']} training digits, odd against even",
@@ -86,7 +87,7 @@ def victim(name: str, seed: int, folder: Path, progress: Progress = silent) -> S
              "accuracy on unseen digits": f"{trained.info['test_accuracy']:.1%}"}
     return Subject(name=f"digits {widths}", address="http://127.0.0.1 (loopback)",
                    access=("values", "gradients", "labels"), open=opened, known=known,
-                   owner=Owner(data.x, data.x_unseen, test, labels), module=served, facts=facts)
+                   owner=Owner(data.x, data.x_unseen, test, labels, trained.mean), module=served, facts=facts)
 
 
 def sketch(audit: AuditFile) -> Subject:

@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from foldline.auditing.subjects import Owner
+from foldline.judge.reconstruction import ReconstructionScore, correlation
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """`score` is the judge's own result; the rest is what sentences and pictures need."""
 
-    score: Any
+    score: ReconstructionScore
     count: int                  # training samples recovered at 1 % false positives
     null_count: int             # unseen samples that pass the same threshold
-    threshold: float
-    train_ncc: Tensor           # (n,) best one-to-one match of each training sample
-    unseen_ncc: Tensor
-    train_match: Tensor         # (n,) which recovered sample it is, -1 for none
-    nearest_unseen: Tensor      # (n,) for each training sample's partner, the unseen sample most like it
+    nearest_unseen: Tensor      # (n,) for each training sample, the unseen sample most like it
     nearest_unseen_ncc: Tensor
 
+    @property
+    def threshold(self) -> float:
+        return self.score.threshold
 
-def judge(samples: Tensor, owner: Owner) -> Verdict:
+    @property
+    def train_ncc(self) -> Tensor:
+        return self.score.ncc
+
+
+def judge(samples: Tensor, owner: Owner, mean_known: bool, image_shape: tuple[int, ...] | None = None) -> Verdict:
+    """Samples are rows as the network saw them. Where the attacker did not know what it subtracts, they are compared
+    with the owner's rows after the same subtraction; likeness through the common mean then counts for nobody."""
     import foldline as fl
-    score = fl.score_reconstruction(samples, owner.train, owner.unseen)
-    raise AssertionError(score)
+    shift = 0.0 if owner.mean is None or mean_known else owner.mean
+    train, unseen = owner.train - shift, owner.unseen - shift
+    score = fl.score_reconstruction(samples, train, unseen, image_shape=image_shape)
+    alike = correlation(train, unseen)                                          # (n, n_unseen)
+    near = alike.max(1)
+    return Verdict(score, count=int((score.ncc > score.threshold).sum()),
+                   null_count=int((score.unseen_ncc > score.threshold).sum()), nearest_unseen=near.indices,
+                   nearest_unseen_ncc=near.values)
+
+
+def in_pixels(samples: Tensor, mean: float | Tensor | None, inputs: Tensor | None) -> Tensor:
+    """Samples as an attacker would look at them: with the mean added back, or else the mean of inputs he has."""
+    if mean is not None:
+        return samples + mean
+    return samples if inputs is None else samples + inputs.mean(0)

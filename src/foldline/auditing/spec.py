@@ -62,7 +62,8 @@ class Reference(Strict):
     unseen: Path | None = Field(default=None, description="the same form: the same kind, not trained on")
     inputs: Path | None = Field(default=None, description="inputs an attacker could have, for students and obfuscation")
     image_shape: tuple[Annotated[int, Field(gt=0)], ...] | None = None
-    mean: float | None = Field(default=None, description="what inputs are centred by, if an attacker knows")
+    mean: float | Literal["inputs"] | None = Field(default=None, description=(
+        "what inputs are centred by, as far as an attacker knows: a number, or inputs for the mean of `inputs`"))
     box: tuple[float, float] = (0.0, 1.0)
 
     @field_validator("image_shape")
@@ -78,6 +79,8 @@ class Reference(Strict):
             raise ValueError("train and unseen belong together: without unseen samples there is no null")
         if not self.box[0] < self.box[1]:
             raise ValueError("box is [low, high] with low < high")
+        if self.mean == "inputs" and self.inputs is None:
+            raise ValueError("mean: inputs needs inputs to take the mean of")
         return self
 
 

@@ -27,7 +27,7 @@ class Known:
     """What an attacker may know beforehand."""
 
     image_shape: tuple[int, ...] | None = None
-    mean: float | None = None
+    mean: float | Tensor | None = None
     box: Box = (0.0, 1.0)
     inputs: Tensor | None = None        # (n, d) inputs of the kind the model was made for
 
@@ -40,6 +40,7 @@ class Owner:
     unseen: Tensor
     test: Tensor | None = None
     test_labels: Tensor | None = None
+    mean: Tensor | None = None          # (d,) what the network subtracts from its inputs, where it does
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,10 @@ def subject_of(audit: AuditFile) -> Subject:
     if reference.train is not None and reference.unseen is not None:
         owner = Owner(read_rows(reference.train, dim, ("x_train", *ROW_NAMES)),
                       read_rows(reference.unseen, dim, ("x_unseen", *ROW_NAMES)), test=inputs)
-    known = Known(reference.image_shape, reference.mean, reference.box, inputs)
+    mean: float | Tensor | None = None if isinstance(reference.mean, str) else reference.mean
+    if reference.mean == "inputs" and inputs is not None:
+        mean = inputs.mean(0)
+    known = Known(reference.image_shape, mean, reference.box, inputs)
     return Subject(audit.name, audit.target, access, opened, known, owner, module,
                    facts={"inputs": str(dim)}, price=price)
 

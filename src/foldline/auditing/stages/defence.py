@@ -25,7 +25,8 @@ from foldline.reports.document import DefenceRow, Defences, Method
 from foldline.reports.document import Status as PlainStatus
 
 HONEST = 200            # inputs on which honest users' loss is measured
-UNBILLED = ("copy",)
+PATIENCE = 4            # behind a defence the span may ask so many times what it took without one
+EXTRACTION_ROWS = 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +86,14 @@ def attack(session: Session, defence: Defence) -> Leak:
     honest = answers(session, defended, x, "honest") if x is not None and plain is not None else None
     if "gradients" not in defended.access:
         return Leak(honest=honest, plain=plain, owner=subject,
-                    remark="no explanations and no values to take a span from" if "values" not in defended.access
-                    else "no explanations")
-    budget = None
+                    remark="A span from labels costs thousands of rows for each direction; it was not tried."
+                    if "values" not in defended.access else "No explanations; a span from values was not tried.")
+    undefended = session.outcomes.get("span")
+    budget = PATIENCE * undefended.method.rows if undefended is not None and undefended.method.rows else None
     if defence.budget_share is not None:
-        budget = max(1, int(defence.budget_share * session.result("span").queries))
+        if undefended is None:
+            raise BadSpec("A share of the span's rows needs the span: add it to the methods.")
+        budget = max(1, int(defence.budget_share * undefended.method.rows))
     oracle = open_oracle(session, defended, "gradients", "span", budget)
     span = fl.recover_span(oracle, rng=session.rng("span"), progress=session.progress)
     samples, remark = None, "" if span.status.ok else span.status.message
@@ -119,7 +123,7 @@ def extract_behind(session: Session, defence: Defence) -> Any:
     assert gradients is not None
     defended = behind(small, defence, float(gradients.abs().amax(1).median()))
     return fl.extract_from_gradients(open_oracle(session, defended, "gradients", "extract", None),
-                                     rng=session.rng("extract"), max_queries=1000)
+                                     rng=session.rng("extract"), max_queries=EXTRACTION_ROWS)
 
 
 def behind(subject: Subject, defence: Defence, scale: float) -> Subject:
@@ -173,7 +177,9 @@ def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
     if owner is not None:
         row["of"] = len(owner.train)
         if leak.samples is not None and len(leak.samples):
-            verdict = judge(leak.samples, owner)
+            known = session.main.known
+            samples = leak.samples if known.mean is None else leak.samples + known.mean
+            verdict = judge(samples, owner, known.mean is not None, known.image_shape)
             row |= {"recovered": verdict.count, "null": verdict.null_count}
         elif leak.span is not None:
             row |= {"recovered": 0}

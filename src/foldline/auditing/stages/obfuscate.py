@@ -94,7 +94,7 @@ def picture(session: Session, result: Hidden, columns: int = 8) -> list[Pictures
         id="obfuscate-pictures", title="The same answer to what nobody can read", private=False,
         size=(shape[0], shape[1]), rows=[
             row("Input", result.clean, result.y, "the answer below each"),
-            row("Hidden in the null space", result.noisy, result.y_noisy, f"noise {SCALE:g} times as long as the input"),
+            row("Hidden in the null space", result.noisy, result.y_noisy, f"noise {SCALE:g} times as long"),
             row("Ordinary noise", result.control, result.y_control, "of the same length; the null")],
         caption="Inputs, the same inputs with noise orthogonal to the span, and with ordinary noise of the same "
                 "length. Below each is the model's answer.",

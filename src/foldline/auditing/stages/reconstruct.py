@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from foldline.auditing.findings import assumption, cost, finding, method, null, share_interval
-from foldline.auditing.judging import Verdict, judge
+from foldline.auditing.findings import assumption, cost, finding, method, null
+from foldline.auditing.judging import Verdict, in_pixels, judge
 from foldline.auditing.session import Estimate, Outcome, Session, Stage
 from foldline.auditing.subjects import Subject
 from foldline.reports.document import Cost, Evidence, Figure, Picture, PictureRow, Pictures, Scores, Series
@@ -44,11 +44,13 @@ def tell(session: Session, result: Any) -> Outcome:
 def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, *, cost: Cost,
          source: str) -> tuple[Any, list[Figure]]:
     """The finding and its figures, from weights or from a span alike."""
-    samples: Tensor = result.samples
+    known = subject.known
+    rows: Tensor = result.samples
     fixes = ["Serve no raw gradients as explanations; the table of defences shows what each alternative still leaks.",
              "Train with differential privacy, on more data, or with an optimiser that leaves the span; measure again.",
              "Treat this model, and every copy of its weights, like the data it was trained on."]
-    n = len(samples)
+    n = len(rows)
+    samples = in_pixels(rows, known.mean, known.inputs)                 # to look at
     estimated = getattr(result, "estimated_n", None)
     if subject.owner is None:
         found = finding(session, id, "Samples that look like training data were recovered", shown=False,
@@ -59,7 +61,8 @@ def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, 
                         limits="Give reference.train and reference.unseen in the audit file to have them scored.",
                         cost=cost, fixes=fixes, numbers={"candidates": float(n)})
         return found, candidates(subject, samples, prefix)
-    verdict = judge(samples, subject.owner)
+    mean_known = known.mean is not None
+    verdict = judge(samples if mean_known else rows, subject.owner, mean_known, known.image_shape)
     of = len(subject.owner.train)
     shown = verdict.count > verdict.null_count and verdict.count > 0
     noun = "images" if subject.known.image_shape else "samples"
@@ -75,10 +78,14 @@ def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, 
                f"are safe." if verdict.count < of else "",
         evidence=[null(f"Scored the same way, {verdict.null_count} of {len(subject.owner.unseen)} unseen {noun} pass "
                        f"the threshold of {verdict.threshold:.3f} (one false positive in a hundred)."),
-                  share_interval(verdict.count, of, "Recovered"),
+                  Evidence(kind="interval", text=f"Recovered {verdict.count / of:.0%}; 95 % bootstrap interval over "
+                                                 f"training and unseen {noun} {verdict.score.interval[0]:.0%} to "
+                                                 f"{verdict.score.interval[1]:.0%}."),
+                  null("Other guesses at the same threshold: " + ", ".join(
+                      f"{name} {share:.0%}" for name, share in verdict.score.nulls.items()) + "."),
                   Evidence(kind="measurement", text=f"Correlation of the median training sample "
                                                     f"{float(verdict.train_ncc.median()):.3f}, of the median unseen "
-                                                    f"one {float(verdict.unseen_ncc.median()):.3f}.")],
+                                                    f"one {float(verdict.score.unseen_ncc.median()):.3f}.")],
         cost=cost, fixes=fixes,
         assumptions=[assumption("The first layer lies in the span of the training data.", True if shown else None,
                                 f"{estimated} samples estimated, {of} true" if estimated else ""),
@@ -111,7 +118,7 @@ def compared(subject: Subject, samples: Tensor, verdict: Verdict, prefix: str, s
     figures.append(Scores(
         id=f"{prefix}-scores", title="Recovered against the null", x_label="correlation with the best recovered sample",
         groups=[Series(name="training", x=verdict.train_ncc.tolist(), y=[]),
-                Series(name="unseen", x=verdict.unseen_ncc.tolist(), y=[])],
+                Series(name="unseen", x=verdict.score.unseen_ncc.tolist(), y=[])],
         threshold=verdict.threshold, threshold_label="1 % false positives",
         caption=f"Each dot is one of the owner's {noun}: how well its best partner among the recovered ones matches "
                 f"it, one to one. Unseen {noun} show what chance gives.",
@@ -129,7 +136,7 @@ def rows_of(subject: Subject, samples: Tensor, verdict: Verdict, chosen: list[in
 
     train, found, unseen = [], [], []
     for i in chosen:
-        j, k = int(verdict.train_match[i]), int(verdict.nearest_unseen[i])
+        j, k = int(verdict.score.match[i]), int(verdict.nearest_unseen[i])
         train.append(tile(owner.train[i], "", f"training image {i + 1}"))
         found.append(tile(samples[j] if j >= 0 else None, f"{float(verdict.train_ncc[i]):.2f}",
                           f"recovered, correlation {float(verdict.train_ncc[i]):.2f}"))
