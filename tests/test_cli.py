@@ -168,6 +168,7 @@ def test_import_and_help_are_quick() -> None:
 def test_the_public_names_are_there() -> None:
     import foldline as fl
     assert set(fl.__all__) <= set(dir(fl))
+    assert all(getattr(fl, name) is not None for name in fl.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = fl.nothing
     assert issubclass(fl.errors.BadInput, ValueError) and issubclass(fl.errors.BadInput, fl.errors.FoldlineError)

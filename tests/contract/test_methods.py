@@ -141,6 +141,12 @@ def test_rng_is_required_and_checked(case: Case) -> None:
     assert oracle.used == 0
 
 
+@pytest.mark.parametrize("name", ["imitate", "obfuscate", "reconstruct", "reconstruct_from_span", "invert"])
+def test_methods_without_an_oracle_require_rng_too(name: str) -> None:
+    parameter = inspect.signature(getattr(fl, name)).parameters["rng"]
+    assert parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty
+
+
 @each
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.6])
 def test_a_budget_is_a_status_with_the_best_so_far(case: Case, share: float) -> None:
