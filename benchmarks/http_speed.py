@@ -5,12 +5,13 @@ a metered oracle into a run folder (hashed, kept in SQLite). Overhead is the cli
 checking, sockets, ledger) over the wall time: what it does not spend waiting. It grows with the speed, so it is also
 given at the pace of 5,000 rows/s that the claim names.
 
-    python benchmarks/http_speed.py [--rows 20000] [--quick]
+    python benchmarks/http_speed.py [--rows 20000] [--dtype float32] [--kind values] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -47,6 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--dtype", choices=["float32", "float64"], nargs="+", default=["float32", "float64"])
+    parser.add_argument("--kind", choices=["values", "gradient", "labels"], nargs="+",
+                        default=["values", "gradient", "labels"])
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     rows = 4000 if options.quick else options.rows
@@ -57,12 +60,13 @@ def main() -> None:
             weights = folder / f"{dtype}.safetensors"
             fl.save(victim_network(getattr(torch, dtype)), weights)
             with serving_process(f"weights:{weights}", "--stop-after", "300") as url, authorised("my own server"):
-                for kind in ("values", "gradient", "labels"):
+                for kind in options.kind:
                     for ledger in (True, False):
                         for batch in (2000,) if options.quick else (1000, 5000):
                             run = folder / f"{dtype}-{kind}-{batch}" if ledger else None
-                            row = {"dtype": dtype, "kind": kind, "batch": batch, "ledger": "run folder" if ledger
-                                   else "count only", "rows": rows, **measure(url, kind, rows, batch, run)}
+                            row = {"dtype": dtype, "kind": kind, "batch": batch, "rows": rows,
+                                   "ledger": "run folder" if ledger else "count only",
+                                   **measure(url, kind, rows, batch, run), "load": os.getloadavg()[0]}
                             found.append(row)
                             print(f"{row['rows_per_s']:,.0f} rows/s", flush=True)
                             record("http_speed", **row)
