@@ -152,8 +152,8 @@ class Differences:
 
     @property
     def slack(self) -> float:
-        """Rounding inside a network varies; a rounded last digit does not, and hides folds if it is given room."""
-        return SLACK if self.quantum == 0.0 else 1.0
+        """Rounding inside a network varies, a rounded last digit does not; room for it hides folds in float32."""
+        return 1.0 if self.quantum > 0.0 else SLACK if self.eps < 1e-12 else 2.0
 
     def slopes(self, x: Tensor, moves: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         """Values at x + moves, mirrored where a box is in the way, and the moves really taken."""

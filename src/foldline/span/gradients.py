@@ -87,7 +87,7 @@ def result_of(search: Search, queries: int, provenance: Provenance) -> SpanResul
     status = status_of(search, D)
     m, d = len(search.seen.rows), search.d
     # Sharp arithmetic excludes more; in noise, weak directions may hide, but no more than there were probes.
-    sharp = (D.kind == "noise" and D.gap >= CLIFF) or search.repeats >= ONE_PIECE
+    sharp = (D.kind == "noise" and D.gap >= CLIFF) or (search.repeats >= ONE_PIECE and D.tail == 0)
     upper = d if not status.ok else rank if sharp or rank == d else min(d, len(search.seen.useful))
     stable = search.stable if provenance.parameters["method"] == "adaptive" else max(0, D.tail)
     certificate = SpanCertificate(
@@ -126,7 +126,7 @@ def status_of(search: Search, D: RankDecision) -> Status:
                       f"inputs, pass them as data=.", extra)
     if D.rank >= search.d:
         return Status("ok", f"Full rank: all {search.d} directions matter and there is no null space.", extra)
-    if search.repeats >= ONE_PIECE:
+    if search.repeats >= ONE_PIECE and D.tail == 0:
         return Status("ok", f"{found}; {search.repeats} further points, at growing scales, only repeated them.", extra)
     if D.gap_found:
         return Status("ok", f"{found}; the gap after them is {D.gap:.3g} wide.", extra)

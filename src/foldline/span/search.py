@@ -120,7 +120,7 @@ class Search:
         if D.gap_found and D.kind != "zero" and D.tail >= max(TAIL, wait) and D.p_value < 1e-3 and \
                 (self.stable >= max(wait, 6) or self.one_row):
             return True
-        if self.repeats >= ONE_PIECE and self.stable >= wait:
+        if self.repeats >= ONE_PIECE and D.tail == 0 and self.stable >= wait:
             return True
         return D.tail >= LONG_TAIL + wait and self.stable >= LONG_TAIL
 

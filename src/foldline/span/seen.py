@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foldline.span.rank import CLIFF, TAIL, RankDecision, decide_rank, singular
 
-ALONE = 0.9             # share of a direction that one row may have before it is that row's own
+ALONE = 0.9             # share of a direction that one point's rows may have before it is their error
 
 
 class Seen:
@@ -24,6 +24,8 @@ class Seen:
         self.Q = torch.zeros(0, d, dtype=torch.float64)         # (r, d)
         self.U = torch.zeros(0, d, dtype=torch.float64)         # the useful rows, unit length
         self.noises: list[float] = []                           # relative error of each useful row
+        self.group = -1
+        self.groups: list[int] = []                             # which point each useful row belongs to
         self.outliers = 0                                       # rows left out as errors at the last decision
         self.measured = 0.0                                     # from repeats or rounded answers
 
@@ -42,6 +44,9 @@ class Seen:
         if len(self.U) and float((self.U - u).norm(dim=1).min()) <= 4 * noise:
             return 0.0, False, True
         self.useful.append(len(self.rows) - 1)
+        if len(self.points) < 2 or x is not self.points[-2] or not self.groups:
+            self.group += 1
+        self.groups.append(self.group)
         self.U = torch.cat([self.U, u[None]])
         self.noises.append(noise)
         v = u - self.Q.T @ (self.Q @ u)
@@ -55,6 +60,8 @@ class Seen:
         """Count the last row after all, though it repeats one that is there."""
         row = self.rows[-1]
         self.useful.append(len(self.rows) - 1)
+        self.group += 1
+        self.groups.append(self.group)
         self.U = torch.cat([self.U, row[None] / row.norm()])
         self.noises.append(4 * self.eps)
 
@@ -80,8 +87,28 @@ class Seen:
             D = decide_rank(s, floor=self.floor, min_tail=min_tail, min_gap=self.min_gap)
             if D.rank == 0 or D.tail < TAIL or D.gap >= CLIFF or self.outliers >= len(weights) // 10:
                 return D, s, V
-            share, row = L[:, D.rank - 1].square().max(0)
-            if float(share) < ALONE:
+            group = torch.tensor(self.groups)
+            point = self.culprit(L[:, :D.rank - 1], L[:, D.rank - 1], group)
+            if point is None:
                 return D, s, V
-            weights[int(row)] = 0.0
-            self.outliers += 1
+            weights[group == point] = 0.0
+            self.outliers += int((group == point).sum())
+
+    @staticmethod
+    def culprit(L: Tensor, u: Tensor, group: Tensor) -> int | None:
+        """The one point whose error the direction with left vector u (m,) is, if it is one.
+
+        An error of the rows of one point alone has a left vector in the span of those rows' columns of I - L L^T,
+        L (m, r) being the left vectors of what is certain. Several outputs share the error of their point.
+        """
+        points = group.unique()
+        if len(points) < TAIL:
+            return None
+        free = torch.eye(len(u), dtype=torch.float64) - L @ L.T                     # (m, m)
+        for point in points[u.square()[None].mul(group[None] == points[:, None]).sum(1).argsort(descending=True)][:3]:
+            columns = free[:, group == point]                                       # (m, k)
+            if float(columns.norm(dim=0).max()) > 0.3:
+                inside = torch.linalg.qr(columns)[0].T @ u
+                if float(inside.square().sum()) >= ALONE:
+                    return int(point)
+        return None
