@@ -61,6 +61,7 @@ def test_top_explains_the_predicted_output() -> None:
 
 def test_smoothgrad_of_a_linear_model_is_its_gradient_whatever_the_noise() -> None:
     net = nn.Linear(20, 3).double()
+    nn.init.ones_(net.weight)
     _, g = smoothgrad_oracle(net, 1, samples=4, sigma=1000.0, rng=fl.generator(3))(rows(6))
     torch.testing.assert_close(g, net.weight[1].detach().expand(6, 20))
 

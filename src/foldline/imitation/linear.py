@@ -20,6 +20,7 @@ from foldline.imitation.losses import Lesson
 
 PASSIVE = (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Softmax, nn.LogSoftmax, nn.Sigmoid)
 SMALL = 1e-7                        # of the mean diagonal: decides only weights that no answer touches
+REFINEMENTS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +71,11 @@ def solve_affine(lesson: Lesson) -> Affine | None:
         weight = (told[:, js[:1]] * M.square()).sum(0) / a                      # (d,)
         A = gram.clone()
         A.diagonal()[:d] += weight
-        A.diagonal().add_(SMALL * A.diagonal().mean())
-        solved = torch.linalg.solve(A, right[:, js] + torch.cat([rhs[js].T / a, rhs.new_zeros(1, len(js))]))
+        y = right[:, js] + torch.cat([rhs[js].T / a, rhs.new_zeros(1, len(js))])
+        factors = torch.linalg.lu_factor(A + SMALL * A.diagonal().mean() * torch.eye(d + 1, dtype=torch.float64))
+        solved = torch.linalg.lu_solve(*factors, y)                             # (d + 1, len(js))
+        for _ in range(REFINEMENTS):                                            # takes the small term out again
+            solved = solved + torch.linalg.lu_solve(*factors, y - A @ solved)
         W[js], c[js] = solved[:d].T, solved[d]
     # The bias is never explained: given W, the mean residual of the values is its best value.
     c = (z - x @ W.T).mean(0)

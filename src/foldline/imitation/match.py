@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from foldline.errors import BadInput
 from foldline.imitation.asking import Asked, ask, open_oracle
+from foldline.imitation.committee import MEMBERS
 from foldline.imitation.linear import only_linear, put, solve_affine
 from foldline.imitation.losses import Lesson, Pupil, Scores, query_metric, score_lesson
 from foldline.imitation.optimise import Plan, Taught, Trial, evaluating_all, rank_of, teach
@@ -62,7 +63,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
             answers: Literal["logits", "probabilities", "log-probabilities"] | None = None,
             link: Link = "identity", form: Form | None = None, samples: int = 50, sigma: float | None = None,
             path_steps: int = 50, baseline: float = 0.0, budget: int | None = None, steps: int | None = None,
-            plans: list[Plan] | None = None, input_shape: tuple[int, ...] | None = None,
+            plans: list[Plan] | None = None, committee: int = MEMBERS, input_shape: tuple[int, ...] | None = None,
             run: Path | str | None = None, progress: Progress = silent) -> Imitation:
     """Train a copy of `student` on what `target` answers at `inputs` (n, d).
 
@@ -70,7 +71,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     link: what stands between the target and its answers here, as in link="softmax" for an API of probabilities.
     answers: what the answers are, where it cannot be read off them. match: the space of comparison.
     form: what the API does to explanations before it shows them; found by itself for d >= 16.
-    steps or plans: fix the training instead of choosing it on held-out answers.
+    steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students are
+    averaged to teach the final one where explained queries are few (committee.py); 0 for none.
     """
     streams = Streams(rng)
     x = checked_inputs(inputs)
@@ -93,7 +95,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
         return nothing(asked, output, provenance)
     lesson, ends = lesson_of(asked, student, k, match, answers)
     pupil = Pupil(student, ends, lesson.space, tuple(shape) if shape else None)
-    affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, progress)
+    affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, progress)
     student.eval()
     loss = taught.loss if taught else float("nan")
     return Imitation(
@@ -105,11 +107,12 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
 
 
 def learn(pupil: Pupil, lesson: Lesson, streams: Streams, steps: int | None, plans: list[Plan] | None,
-          progress: Progress) -> tuple[bool, Taught | None, Scores | None]:
+          committee: int, progress: Progress) -> tuple[bool, Taught | None, Scores | None]:
     """(solved by algebra?, what training did, scores on answers that were not seen)"""
     layer = only_linear(pupil.module)
     if layer is None:
-        taught = teach(pupil, lesson, streams=streams, steps=steps, plans=plans, progress=progress)
+        taught = teach(pupil, lesson, streams=streams, steps=steps, plans=plans, committee=committee,
+                       progress=progress)
         return False, taught, taught.held_out
     progress("solving", {"done": 0, "total": 1})
     held = held_rows(lesson.n)
@@ -126,7 +129,8 @@ def learn(pupil: Pupil, lesson: Lesson, streams: Streams, steps: int | None, pla
         return True, None, scores
     # Not a linear target: descent on the same answers may serve the classes better than least squares does.
     initialise(pupil.module, streams("student"))
-    taught = teach(pupil, lesson, streams=streams, steps=steps, plans=plans, progress=progress)
+    taught = teach(pupil, lesson, streams=streams, steps=steps, plans=plans, committee=committee,
+                       progress=progress)
     if whole is not None and scores is not None and taught.held_out is not None \
             and by_class(scores) < by_class(taught.held_out):
         put(layer, whole)

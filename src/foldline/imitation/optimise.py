@@ -2,8 +2,9 @@
 
 A run is Adam with warm-up and cosine decay on unbiased draws of the joint loss. With one to a few dozen queries every
 step sees them all; the noise is only in the projection of the outputs. Candidates are compared after an eighth of the
-steps on answers they did not see; the best one is run on, to see whether longer is better, and the final student
-starts afresh with all answers. Test labels and test images play no part.
+steps on answers they did not see; with five or more such answers the best is run twice as long, and kept short if that
+made it clearly worse; the final student starts afresh with all answers, and where they are few it is also taught by
+a committee (committee.py). Test labels and test images play no part.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from foldline.imitation.committee import MEMBERS, MOST_QUERIES, committee_loss, gather_committee
 from foldline.imitation.losses import Lesson, Pupil, Scores, ValueLoss, joint_loss, score_lesson
 from foldline.randomness import Streams
 from foldline.results import Progress, silent
@@ -27,6 +29,7 @@ REPORT_SECONDS = 0.3
 RETRIES = 3                     # a run that blows up starts again at a quarter of the rate
 BATCH = 32
 FEWEST_TO_HOLD_OUT = 4          # below that every answer is needed, and the defaults stand
+FEWEST_FOR_LENGTH = 5           # one or two unseen answers rank learning rates well, but not lengths
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def default_plans(lesson: Lesson, steps: int | None) -> list[Plan]:
 
 
 def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None = None,
-          plans: Sequence[Plan] | None = None, progress: Progress = silent) -> Taught:
+          plans: Sequence[Plan] | None = None, committee: int = MEMBERS, progress: Progress = silent) -> Taught:
     """Choose a plan and train pupil.module with it, in place, from the parameters it has."""
     start_time = time.perf_counter()
     start = copy.deepcopy(pupil.module.state_dict())
@@ -83,7 +86,19 @@ def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None =
         plan = default_of(plans)
         notes.append(f"With {lesson.n} answers none was held out: learning rate and lambda are the defaults.")
     pupil.module.load_state_dict(start)
-    plan, loss, retried = run(pupil, lesson, plan, streams=streams, name="final", progress=progress)
+    extra, final = None, plan
+    few = lesson.explanations is not None and lesson.n <= MOST_QUERIES
+    if committee > 1 and few:
+        short = replace(plan, steps=max(1, int(0.6 * plan.steps)))
+
+        def train(member: Pupil, name: str) -> None:
+            run(member, lesson, short, streams=streams, name=name, progress=progress)
+
+        members = gather_committee(pupil, train, streams, committee)
+        extra = committee_loss(members, lesson, max(plan.lam, 0.1))
+        final = short
+    final, loss, retried = run(pupil, lesson, final, streams=streams, name="final", progress=progress, extra=extra)
+    plan = replace(plan, lr=final.lr)
     if retried:
         notes.append(f"Training blew up {retried} times and was started again; the learning rate ended at {plan.lr:g}.")
     return Taught(plan, tuple(trials), held_out, loss, time.perf_counter() - start_time, tuple(notes))
@@ -113,9 +128,11 @@ def choose(pupil: Pupil, lesson: Lesson, plans: Sequence[Plan], start: dict[str,
     short = [tried(replace(p, steps=max(50, p.steps // 8)), f"trial {i + 1} of {len(plans)}")
              for i, p in enumerate(plans)]
     best = min(range(len(plans)), key=lambda i: rank_of(short[i].scores))
-    # Twice as long: if the answers it did not see get worse, so would the whole length.
+    if held < FEWEST_FOR_LENGTH:
+        return plans[best], short[best].scores
+    # Twice as long: if the answers it did not see get clearly worse, so would the whole length.
     longer = tried(replace(plans[best], steps=max(100, plans[best].steps // 4)), "length")
-    if rank_of(longer.scores) <= 1.02 * rank_of(short[best].scores):
+    if rank_of(longer.scores) <= 1.1 * rank_of(short[best].scores):
         return plans[best], longer.scores
     return replace(plans[best], steps=short[best].plan.steps), short[best].scores
 
@@ -127,12 +144,15 @@ def rank_of(scores: Scores) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def run(pupil: Pupil, lesson: Lesson, plan: Plan, *, streams: Streams, name: str,
-        progress: Progress = silent) -> tuple[Plan, float, int]:
+Extra = Callable[[Pupil, torch.Generator], Tensor]
+
+
+def run(pupil: Pupil, lesson: Lesson, plan: Plan, *, streams: Streams, name: str, progress: Progress = silent,
+        extra: Extra | None = None) -> tuple[Plan, float, int]:
     """Train in place; (the plan in the end, the loss, how often it had to start again)."""
     start = copy.deepcopy(pupil.module.state_dict())
     for attempt in range(RETRIES + 1):
-        loss = descend(pupil, lesson, plan, streams, name, progress)
+        loss = descend(pupil, lesson, plan, streams, name, progress, extra)
         if math.isfinite(loss):
             return plan, loss, attempt
         pupil.module.load_state_dict(start)
@@ -140,7 +160,8 @@ def run(pupil: Pupil, lesson: Lesson, plan: Plan, *, streams: Streams, name: str
     return plan, math.inf, RETRIES
 
 
-def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: str, progress: Progress) -> float:
+def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: str, progress: Progress,
+            extra: Extra | None = None) -> float:
     parameters = [p for p in pupil.module.parameters() if p.requires_grad]
     if not parameters:
         return 0.0
@@ -155,6 +176,8 @@ def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: st
             part = lesson if lesson.n <= plan.batch else \
                 lesson.part(torch.randint(lesson.n, (plan.batch,), generator=batches))
             loss = joint_loss(pupil, part, lam=plan.lam, values=plan.values, rng=draws)
+            if extra is not None:
+                loss = loss + extra(pupil, draws)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
