@@ -15,6 +15,7 @@ from foldline.errors import BadInput
 from foldline.randomness import Streams
 from foldline.reconstruction.evidence import weigh
 from foldline.reconstruction.features import Features, features_for
+from foldline.reconstruction.noise_edge import noise_edge
 from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
 from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
@@ -28,13 +29,12 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
                           progress: Progress = silent) -> ReconstructionResult:
     """Training rows from what recover_span or recover_span_from_labels returned; mean, box: as in reconstruct."""
     streams = Streams(rng)
-    B = span.basis.double()                                          # (r, d)
+    B, gap = signal_basis(span)                                      # (r, d)
     if B.ndim != 2 or not bool(B.isfinite().all()):
         raise BadInput("span.basis must be a finite matrix of orthonormal rows.")
     d = B.shape[1]
     shape, notes = checked_shape(image_shape, d)
     offset, centred = checked_mean(mean, d)
-    gap = gap_of(span)
     provenance = Provenance("reconstruct_from_span", streams.seed,
                             {"image_shape": shape, "mean": mean is not None, "box": box, "rounds": rounds,
                              "span": span.provenance})
@@ -56,11 +56,11 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     rows = found.images * (high - low) + low - offset if gauged else found.images * (high - low)
     samples, weights, evidence = best_first(rows, weights, evidence)
     exact = int(evidence["exact"].sum())
-    certificate = Leak(rank=span.rank, noise_edge=span.noise_floor, gap=gap, exact=exact,
+    certificate = Leak(rank=len(B), noise_edge=span.noise_floor, gap=gap, exact=exact,
                        confident=int((weights >= 0.5).sum()), n_is_exact=span.status.ok)
     if not span.status.ok:
         notes.append(f"The span itself is incomplete ({span.status.code}).")
-    said = f"{span.rank} directions from {span.queries} queries; {exact} images were confirmed by the pixel box."
+    said = f"{len(B)} directions from {span.queries} queries; {exact} images were confirmed by the pixel box."
     return ReconstructionResult(
         status=Status("ok", said, tuple(notes)), queries=span.queries, certificate=certificate, provenance=provenance,
         samples=samples, weights=weights, evidence=evidence, estimated_n=len(raw), image_shape=shape,
@@ -90,6 +90,17 @@ def nothing_in(span: SpanResult, d: int) -> Status | None:
     return None
 
 
-def gap_of(span: SpanResult) -> float:
-    s, r = span.singular_values, span.rank
-    return float(s[r - 1] / s[r].clamp(min=1e-300)) if 0 < r < len(s) else 1.0
+def signal_basis(span: SpanResult) -> tuple[Tensor, float]:
+    """The directions to unmix, and the gap after them.
+
+    A network that still carries its random start has gradients of any rank, exact ones. Where the span found no gap,
+    the start's share is cut off by the same law of random matrices as for weights (noise_edge.py).
+    """
+    s, r, B = span.singular_values, span.rank, span.basis.double()
+    G = span.gradients.double()
+    if not span.status.ok and G.ndim == 2 and len(G) > r // 2:
+        norms = G.norm(dim=1, keepdim=True)
+        edge, V = noise_edge((G / norms.clamp(min=1e-300))[norms[:, 0] > 0])
+        if CONDENSED < edge.rank < r:
+            return V[:edge.rank], edge.gap
+    return B, float(s[r - 1] / s[r].clamp(min=1e-300)) if 0 < r < len(s) else 1.0
