@@ -167,7 +167,7 @@ class Search:
 
     def take(self, x: Tensor, *, fresh: bool = True) -> bool:
         """Ask x, keep its rows, and say whether the span grew."""
-        novelty, zero, repeat, first = 0.0, True, True, len(self.seen.rows)
+        novelty, zero, repeat, first, known = 0.0, True, True, len(self.seen.rows), len(self.seen.Q)
         for row, value, output, noise in self.ask(x):
             n, z, r = self.seen.add(x, row, value, output, noise)
             novelty, zero, repeat = max(novelty, n), zero and z, repeat and (r or z)
@@ -186,8 +186,7 @@ class Search:
             self.mark_ranks(first)                              # a spectrum now and then is enough when it is large
             return False
         else:
-            now = self.look()
-            grown = before is not None and now.rank > before.rank
+            grown = self.look().rank > (before.rank if before is not None else known)
         self.mark_ranks(first)
         self.count(grown=grown, zero=zero, repeat=repeat and fresh, walked=walked,
                    surprised=before is not None and before.gap_found)
