@@ -17,7 +17,7 @@ rows, and no extra rows for the signs (units.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from foldline.errors import BudgetExhausted
 from foldline.extract.gradient_lines import Gap, Segment, gaps_between, unconfirmed
 from foldline.extract.lines import middle
+from foldline.extract.links import LOOSE, NEAR, Unlinked, linked
 from foldline.extract.noise import NoiseFloor, floor_of_gradients
 from foldline.extract.pinch import BESIDE, pinch_points
 from foldline.extract.regions import Region
@@ -73,8 +74,14 @@ class Asked:
 def extract_from_gradients(g: GradientOracle, *, rng: torch.Generator,
                            method: Literal["crossing", "bisection"] = "crossing", probes: int = 4,
                            max_queries: int | None = None, hidden: int | None = None, l: float | None = None,
-                           epsilon: float | None = None, delta: float = 0.05, progress: Progress = silent) -> Extraction:
+                           epsilon: float | None = None, delta: float = 0.05,
+                           link: Literal["auto", "identity", "sigmoid"] = "auto",
+                           progress: Progress = silent) -> Extraction:
     """The network behind a gradient oracle.
+
+    link="sigmoid": the oracle answers p and its gradient; both are turned into the logit's. "auto" does so if the
+    gradient bends and every answer lies strictly between 0 and 1. A logistic regression is then known after one row;
+    the others only make the certificate.
 
     method="bisection" is the paper's Algorithm 1, which needs `hidden` and takes l, epsilon and delta; see
     bisection.py. probes: fresh points that the certificate rests on. max_queries bounds the work on targets that are
@@ -85,17 +92,33 @@ def extract_from_gradients(g: GradientOracle, *, rng: torch.Generator,
         return bisect_gradients(g, hidden=hidden, l=l, epsilon=epsilon, delta=delta, rng=rng, progress=progress)
     if method != "crossing":
         raise ValueError(f"method is 'crossing' or 'bisection', not {method!r}.")
-    run = Run(g, Streams(rng), probes, max_queries or 20_000, progress)
-    return run.result()
+    streams, start = Streams(rng), g.used
+    found = None
+    if link != "sigmoid":
+        run = Run(g, streams, probes, max_queries or 20_000, progress, start)
+        found = run.result()
+        y = run.ask.all()[1] if run.ask.y else torch.zeros(1)
+        if link == "identity" or found.status.code != "not_piecewise_linear" or not bool(((y > 0) & (y < 1)).all()):
+            return found
+    logits = g.wrap(lambda s: Unlinked.over(s, "sigmoid"))
+    assert isinstance(logits, GradientOracle)
+    inverted = Run(logits, streams, probes, max_queries or 20_000, progress, start, far=NEAR, loose=LOOSE).result()
+    if found is not None and not inverted.status.ok:
+        return replace(found, queries=inverted.queries)
+    note = "The answers look like a sigmoid: it was inverted first, and the certificate is on the logits."
+    status = Status(inverted.status.code, inverted.status.message, (*inverted.status.notes, note))
+    return replace(inverted, status=status, network=linked(inverted.network, "sigmoid"))
 
 
 class Run:
-    def __init__(self, g: GradientOracle, streams: Streams, probes: int, most: int, progress: Progress) -> None:
+    def __init__(self, g: GradientOracle, streams: Streams, probes: int, most: int, progress: Progress,
+                 start: int, *, far: float = FAR, loose: float = 1.0) -> None:
+        self.far = far
         self.oracle, self.streams, self.probes, self.most, self.progress = g, streams, probes, most, progress
         self.ask = Asked(g, self.saw)
-        self.eps = float(torch.finfo(g.dtype).eps)
+        self.eps = loose * float(torch.finfo(g.dtype).eps)
         self.region = Region(g.dim, g.box)
-        self.start_rows = g.used
+        self.start_rows = start
         d = g.dim
         self.units = Units.none(torch.zeros(1, d, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
         self.floor: NoiseFloor | None = None
@@ -108,7 +131,7 @@ class Run:
         self.line: Line | None = None
         self.test_rng = streams("tests")
         self.nearness, self.near_tests = 0.5, 0
-        self.recent: list[float] = [1.0] * MEMORY                     # which of the last blamed gaps split
+        self.recent: list[float] = [1.0] * (2 * MEMORY)               # which of the last blamed gaps split
         self.blaming: tuple[int, int] | None = None
         self.pinched_at = 0
         self.pinch_tests = torch.zeros(0, g.dim, dtype=torch.float64)
@@ -212,7 +235,7 @@ class Run:
                         gaps_between(second, ts, y, g)]
         # Low precision cannot look far: the intercepts of the last pieces drown.
         assert self.floor is not None
-        far = min(FAR, max(1e2, 1e-7 * max(self.size * float(x0.norm()), 1e-300) / max(self.floor.value, 1e-300)))
+        far = min(self.far, max(1e2, 1e-7 * max(self.size * float(x0.norm()), 1e-300) / max(self.floor.value, 1e-300)))
         ends = self.oracle.snap(torch.stack([x0 - far * u, x0 + far * u]))
         y, g = self.ask(ends)
         on = self.segment(x0, u, 1.0)
@@ -258,7 +281,8 @@ class Run:
         if self.blaming is not None:
             before, asked = self.blaming
             won = min(len(gaps) - before, asked)
-            self.recent = (self.recent + [1.0] * won + [0.0] * (asked - won))[-MEMORY:]
+            memory = MEMORY if len(gaps) < 24 else 2 * MEMORY
+            self.recent = (self.recent + [1.0] * won + [0.0] * (asked - won))[-memory:]
             self.blaming = None
         wanted = FIRST_TESTS + int(len(gaps) * TESTS_PER_GAP)
         if wanted > len(self.tests[0]) and maybe:
@@ -278,7 +302,7 @@ class Run:
                 return sure + [b for b, _ in hidden if b not in sure]
             if sure:
                 return sure
-            if sum(self.recent) >= LUCK * len(self.recent):
+            if sum(self.recent) >= (LUCK if len(gaps) < 24 else 0.7 * LUCK) * len(self.recent):
                 chosen = self.blamed(gaps, maybe, candidate.W, R[bad])
                 self.blaming = (len(gaps), len(chosen))
                 return chosen
@@ -345,7 +369,9 @@ class Run:
     # -- from folds to a network -----------------------------------------------------------------------------------
 
     def collect(self, *, segments_start: tuple[Tensor, Tensor, Tensor]) -> None:
-        self.units = self.as_units(self.gaps, segments_start)
+        u = self.as_units(self.gaps, segments_start)
+        # Equal gradients with different values hide a pair that cancels; what is no unit by itself is left to the residual.
+        self.units = u.keep(u.W.norm(dim=1) > self.tolerance)
         t = [b.crossing()[0] for b in self.gaps]
         by_segment: dict[int, list[float]] = {}
         for b, s in zip(self.gaps, t, strict=True):

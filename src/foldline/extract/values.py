@@ -11,6 +11,7 @@ knowledge of h, biases, several outputs, dependent rows, and no extra rows for t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from foldline.errors import BudgetExhausted
 from foldline.extract.jumps import Frame, recover_units
+from foldline.extract.links import LOOSE, NEAR, Unlinked, link_of, linked
 from foldline.extract.lines import FoldLine, folds_from_values
 from foldline.extract.noise import NoiseFloor, floor_of_values
 from foldline.extract.regions import Region
@@ -35,8 +37,12 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
                         method: Literal["crossing", "bisection"] = "crossing", probes: int = 8,
                         max_folds: int = 5_000, hidden: int | None = None, l: float | None = None,
                         epsilon: float | None = None, step: float | None = None, delta: float = 0.05,
+                        link: Literal["auto", "identity", "sigmoid", "softmax"] = "auto",
                         progress: Progress = silent) -> Extraction:
     """The network behind a value oracle.
+
+    link: what the target ends in. "auto" looks at one answer: a row of several positive numbers that sums to one is
+    taken for a softmax, numbers strictly between 0 and 1 for sigmoids (and for themselves if that fails).
 
     method="bisection" is the paper's Algorithm 1-MQ, which needs `hidden` and takes l, epsilon, step (s) and delta.
     probes: fresh points that the certificate rests on. max_folds bounds the search on targets that are no such network.
@@ -47,15 +53,38 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
                              progress=progress)
     if method != "crossing":
         raise ValueError(f"method is 'crossing' or 'bisection', not {method!r}.")
-    return Run(f, Streams(rng), probes, max_folds, progress).result()
+    streams = Streams(rng)
+    start = f.used
+    if link == "auto":
+        x = Region(f.dim, f.box).points(2, rng=streams("link"))
+        try:
+            link = link_of(f(f.snap(x)))
+        except BudgetExhausted:
+            link = "identity"
+    if link == "identity":
+        return Run(f, streams, probes, max_folds, progress, start).result()
+    inverse = link
+    logits = f.wrap(lambda s: Unlinked.over(s, inverse))
+    assert isinstance(logits, ValueOracle)
+    found = Run(logits, streams, probes, max_folds, progress, start, far=NEAR, loose=LOOSE).result()
+    if link == "sigmoid" and not found.status.ok:
+        # Numbers between 0 and 1 need not be probabilities.
+        plain = Run(f, streams, probes, max_folds, progress, start).result()
+        if plain.status.ok:
+            return plain
+    note = f"The answers look like a {link}: it was inverted first, and the certificate is on the logits."
+    status = Status(found.status.code, found.status.message, (*found.status.notes, note))
+    return replace(found, status=status, network=linked(found.network, link))
 
 
 class Run:
-    def __init__(self, f: ValueOracle, streams: Streams, probes: int, max_folds: int, progress: Progress) -> None:
+    def __init__(self, f: ValueOracle, streams: Streams, probes: int, max_folds: int, progress: Progress,
+                 start: int, *, far: float = FAR, loose: float = 1.0) -> None:
+        self.far, self.loose = far, loose
         self.oracle, self.streams, self.probes, self.progress = f, streams, probes, progress
         self.max_folds = max_folds
         self.region = Region(f.dim, f.box)
-        self.start_rows = f.used
+        self.start_rows = start
         k, d = f.outputs, f.dim
         self.units = Units.none(torch.zeros(k, d, dtype=torch.float64), torch.zeros(k, dtype=torch.float64))
         self.floor: NoiseFloor | None = None
@@ -92,7 +121,7 @@ class Run:
         assert self.floor is not None
         if self.floor.kind != "arithmetic":
             return torch.full((len(x),), self.floor.value, dtype=torch.float64)
-        return max(self.floor.value, self.rounding) * (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)
+        return self.loose * max(self.floor.value, self.rounding) * (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)
 
     def result(self) -> Extraction:
         try:
@@ -142,7 +171,7 @@ class Run:
         base = self.units
         frame = Frame.of(x0, u)
         fine = self.floor.kind == "arithmetic" and self.floor.value < 1e-9 * max(1.0, self.floor.radius)
-        far = FAR if fine else 1e3
+        far = min(self.far, FAR if fine else 1e3)
         ends = (-far, far) if self.oracle.box is None else (-1.0, 1.0)
 
         def residual(x: Tensor) -> Tensor:

@@ -1,0 +1,79 @@
+"""Probabilities back to logits: a sigmoid or softmax is inverted before anything is extracted.
+
+A sigmoid's logit is log(p / (1 - p)), and its gradient is grad p / (p (1 - p)). A softmax gives log-ratios: logits up
+to a common shift, which no answer reveals, so the first logit is taken as zero and k - 1 outputs remain. A single
+linear layer then costs one gradient row (logistic regression) or, from values, d + 1 rows (any number of classes, all
+outputs at once); the gradient of one softmax output does not separate the classes' rows, so a multinomial model is
+taken from values.
+
+Near 0 and 1 a probability keeps few digits of its logit: the answers' precision there is eps / (p (1 - p)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foldline.networks.one_hidden import Link, Network
+from foldline.oracles.protocols import Box, Kind, Source
+
+TINY = 1e-300
+NEAR = 4.0                  # how far out a line may go: a saturated probability says nothing about its logit
+LOOSE = 1e4                 # 1 / (p (1 - p)) at the far end of what is still used
+
+
+@dataclass(eq=False)
+class Unlinked:
+    """A Source of logits over a Source of probabilities."""
+
+    inner: Source
+    link: Link
+    kind: Kind
+    dim: int
+    width: int
+    dtype: torch.dtype
+    box: Box | None
+
+    @classmethod
+    def over(cls, inner: Source, link: Literal["sigmoid", "softmax"]) -> Unlinked:
+        width = inner.width - 1 if link == "softmax" and inner.kind == "values" else inner.width
+        # Logits of a float32 model keep its grid: the inputs are still rounded to it.
+        return cls(inner, link, inner.kind, inner.dim, width, inner.dtype, inner.box)
+
+    def answer(self, x: Tensor) -> Tensor:
+        block = self.inner.answer(x).double()
+        if self.kind == "gradient":
+            p = block[:, :1]
+            slope = (p * (1 - p)).clamp_min(TINY)
+            return torch.cat([logit(p), block[:, 1:] / slope], 1)
+        if self.link == "sigmoid":
+            return logit(block)
+        logs = block.clamp_min(TINY).log()
+        return logs[:, 1:] - logs[:, :1]
+
+
+def logit(p: Tensor) -> Tensor:
+    return p.clamp_min(TINY).log() - (1 - p).clamp_min(TINY).log()
+
+
+def link_of(y: Tensor) -> Link:
+    """What the answers y (n, k) look like: rows that sum to one, numbers strictly between 0 and 1, or anything."""
+    y = y.double()
+    inside = bool(((y > 0) & (y < 1)).all())
+    if not inside:
+        return "identity"
+    if y.shape[1] > 1:
+        eps = 1e-5 if bool((y.float().double() == y).all()) else 1e-9
+        return "softmax" if bool(((y.sum(1) - 1).abs() < eps).all()) else "sigmoid"
+    return "sigmoid"
+
+
+def linked(network: Network, link: Link) -> Network:
+    """The network that answers through the link again: a softmax gets its first logit, zero, back."""
+    if link != "softmax":
+        return Network(network.W, network.b, network.A, network.P, network.q, link)
+    A, P, q = (torch.cat([torch.zeros_like(t[:1]), t]) for t in (network.A, network.P, network.q))
+    return Network(network.W, network.b, A, P, q, "softmax")
