@@ -44,6 +44,8 @@ DEFENCES: dict[str, Defence] = {d.name: d for d in [
     Defence("pixels-only", "access", "only real pixels", "inputs outside [0, 1] are refused", box=True),
     Defence("budget-half", "access", "half the queries", "a client gets half as many explanations as the span took",
             budget_share=0.5),
+    Defence("budget-quarter", "access", "a quarter of the queries", "a client gets a quarter of what the span took",
+            budget_share=0.25),
     Defence("label-only", "access", "labels only", "no values, no explanations", {"top_label": True}),
     Defence("no-weight-decay", "training", "no weight decay", "the same recipe, weight decay off"),
     Defence("adam", "training", "Adam", "Adam instead of SGD, weight decay 1e-4"),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foldline.auditing.defences import Defence
+from foldline.auditing.defences import DEFENCES, Defence
 from foldline.auditing.judging import judge
 from foldline.auditing.session import Estimate, Outcome, Session, Stage
 from foldline.auditing.subjects import Subject
@@ -216,7 +216,7 @@ def summary(session: Session, outcomes: list[Outcome]) -> Defences:
         return Defences()
     none = next((r for r in rows if r.group == "none"), None)
     advice = advise(rows, none)
-    limit, why = query_limit(session, none)
+    limit, why = query_limit(session, rows)
     return Defences(rows=rows, advice=advice, query_limit=limit, query_limit_why=why)
 
 
@@ -236,17 +236,24 @@ def advise(rows: list[DefenceRow], none: DefenceRow | None) -> list[str]:
     return said
 
 
-def query_limit(session: Session, none: DefenceRow | None) -> tuple[int | None, str]:
-    """Half of what the span took: measured on this model, for these attacks."""
+def query_limit(session: Session, rows: list[DefenceRow]) -> tuple[int | None, str]:
+    """The largest number of rows at which no more than chance was recovered, as far as it was tried."""
     span = session.outcomes.get("span")
-    if span is None or not span.method.status.ok or none is None:
+    names = {d.title for d in DEFENCES.values() if d.budget_share is not None}
+    tried = sorted((r for r in rows if r.name in names and r.rows), key=lambda r: r.rows or 0)
+    if span is None or not span.method.status.ok or not tried:
         return None, ""
-    rows = span.method.rows
-    half = max(1, rows // 2)
-    return half, (f"The span of the training data took {rows} rows, a student {student_rows(session)}; half of the "
-                  f"span's count is proposed. Several clients who work together count as one.")
+    whole = f"The attack took {span.method.rows} rows."
+    leaks = "; ".join(f"with {r.rows} rows {r.recovered or 0} of {r.of} were recovered, {r.null or 0} by chance"
+                      for r in tried if r.of)
+    enough = [r for r in tried if r.recovered is not None and r.recovered <= max(1, r.null or 0)]
+    tail = f" It does not stop copies: a student took {student_rows(session)} rows." if student_rows(session) else ""
+    together = " Clients who work together count as one."
+    if not enough:
+        return None, f"{whole} {leaks}: no limit that was tried kept it to chance, so none is recommended.{tail}"
+    return enough[-1].rows, f"{whole} {leaks}.{together}{tail}"
 
 
-def student_rows(session: Session) -> str:
+def student_rows(session: Session) -> int:
     found = session.outcomes.get("imitate")
-    return str(found.method.rows) if found is not None and found.method.rows else "was not tried"
+    return found.method.rows if found is not None else 0
