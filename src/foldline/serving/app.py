@@ -64,7 +64,7 @@ def make_app(target: Any, *, switches: Switches = OPEN, api_key: str | None = No
     limit = max_bytes or 65_536 + max_rows * (victim.dim * TEXT_PER_NUMBER + 32)
     rate = RateLimit(rate_limit) if rate_limit is not None else None
     budget = RowBudget(switches.query_budget) if switches.query_budget is not None else None
-    counts, body = Counts(), body_schema(victim.dim, max_rows)
+    counts, body = Counts(), body_schema(victim.dim)
     app = FastAPI(title="foldline serve", version=__version__, docs_url=None, redoc_url=None,
                   description="A model and its explanations over HTTP. The switches of its owner decide what leaves.")
     app.state.counts, app.state.victim = counts, victim
@@ -207,10 +207,9 @@ def reply(kind: Kind, block: Tensor, ids: Tensor, accept: str) -> Response:
     return Response(text, media_type=JSON)
 
 
-def body_schema(dim: int, max_rows: int) -> dict[str, Any]:
-    """The request for OpenAPI, with this model's width and this server's limit."""
+def body_schema(dim: int) -> dict[str, Any]:
+    """The request for OpenAPI, with this model's width. How many rows are too many is a limit (413), not a shape."""
     schema = RowsBody.model_json_schema()
-    schema["properties"]["rows"].update(maxItems=max_rows)
     schema["properties"]["rows"]["items"].update(minItems=dim, maxItems=dim)
     return {"requestBody": {"required": True, "content": {
         JSON: {"schema": schema}, SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}}}
