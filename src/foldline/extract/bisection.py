@@ -164,7 +164,6 @@ def recover_Z(gradient: Gradient, d: int, h: int, c: Constants, rng: torch.Gener
 
 def recover_s(value: Value, Z: Tensor, rng: torch.Generator) -> Tensor:
     """Algorithm 1b: s (2h,)"""
-    h, d = Z.shape
     X = points_in_one_cell(Z, rng)                                   # (h, d)
     up, down = torch.relu(X @ Z.T), torch.relu(-(X @ Z.T))           # (h, h)
     M = torch.cat([torch.cat([up, down], 1), torch.cat([down, up], 1)])

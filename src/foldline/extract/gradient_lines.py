@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -138,7 +139,7 @@ def same(on: Segment, p: Plane, q: Plane) -> bool:
 def gaps_between(on: Segment, t: Tensor, y: Tensor, g: Tensor) -> list[Gap]:
     """Stations asked before, t (m,) ascending, y (m,), g (m, d) -> the gaps between those that differ."""
     planes = [plane(on, ti, yi, gi) for ti, yi, gi in zip(t.tolist(), y.tolist(), g, strict=True)]
-    return [Gap(on, p, q, q.t1 - p.t2) for p, q in zip(planes, planes[1:], strict=False) if not same(on, p, q)]
+    return [Gap(on, p, q, q.t1 - p.t2) for p, q in pairwise(planes) if not same(on, p, q)]
 
 
 def unconfirmed(gaps: list[Gap]) -> list[Gap]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -248,7 +249,7 @@ class Run:
         y, g = self.ask(x)
         if self.tests is None:
             return x, y, g
-        return torch.cat([self.tests[0], x]), torch.cat([self.tests[1], y]), torch.cat([self.tests[2], g])
+        return joined(self.tests, (x, y, g))
 
     def explore(self, gaps: list[Gap], select: object, base: Units | None = None) -> None:
         """Rounds of one row for each gap that `select` picks; answers are taken relative to `base`."""
@@ -289,6 +290,7 @@ class Run:
             self.tests = self.more_tests(wanted - len(self.tests[0]))
         young = 0
         while True:
+            assert self.tests is not None
             x, y, g = self.tests
             candidate = self.as_units(gaps, self.origin)
             R, bad = self.disagreement(candidate, x, y, g, values=False)
@@ -310,7 +312,7 @@ class Run:
                 return maybe
             # A test close to the path disagrees about few gaps; one that disagrees about a single fold shows it whole.
             fresh = self.test_near(gaps)
-            self.tests = tuple(torch.cat([p, q]) for p, q in zip(self.tests, fresh, strict=True))   # type: ignore
+            self.tests = joined(self.tests, fresh)
             _, off = self.disagreement(candidate, *fresh, values=False)
             young = int(off.sum())
             self.nearness = min(1.0, self.nearness * (1.5 - 0.8 * float(off.double().mean())))
@@ -370,7 +372,7 @@ class Run:
 
     def collect(self, *, segments_start: tuple[Tensor, Tensor, Tensor]) -> None:
         u = self.as_units(self.gaps, segments_start)
-        # Equal gradients with different values hide a pair that cancels; what is no unit by itself is left to the residual.
+        # Equal gradients with different values hide a pair that cancels: that is left to the residual.
         self.units = u.keep(u.W.norm(dim=1) > self.tolerance)
         t = [b.crossing()[0] for b in self.gaps]
         by_segment: dict[int, list[float]] = {}
@@ -378,8 +380,22 @@ class Run:
             by_segment.setdefault(id(b.on), []).append(s)
         for ts in by_segment.values():
             ordered = sorted(ts)
-            self.smallest_gap = min([self.smallest_gap, *(q - p for p, q in zip(ordered, ordered[1:], strict=False))])
+            self.smallest_gap = min([self.smallest_gap, *(q - p for p, q in pairwise(ordered))])
         self.refine()
+        self.draw()
+
+    def draw(self) -> None:
+        """The first segment, as it was asked: what a plot of one line shows."""
+        if not self.gaps:
+            return
+        on = self.gaps[0].on
+        mine = [b for b in self.gaps if b.on is on]
+        seen = {t: y for b in mine for p in (b.left, b.right) for t, y in ((p.t1, p.y1), (p.t2, p.y2))}
+        t = sorted(seen)
+        folds = sorted(b.crossing()[0] for b in mine if b.single)
+        self.line = Line(torch.tensor(t, dtype=torch.float64),
+                         torch.tensor([[seen[s]] for s in t], dtype=torch.float64),
+                         torch.tensor(folds, dtype=torch.float64))
 
     def refine(self) -> None:
         """Intercepts by least squares over all answers, each weighted by its own precision."""
@@ -461,7 +477,7 @@ class Run:
         _, bad = self.disagreement(self.units, x, y, g, values=False)
         if not bool(bad.any()):
             return True
-        self.tests = tuple(torch.cat([p, q[bad]]) for p, q in zip(self.tests, (x, y, g), strict=True))   # type: ignore
+        self.tests = joined(self.tests, (x[bad], y[bad], g[bad]))
         self.pinch_tests = torch.cat([x[bad], self.pinch_tests])
         self.recent = [1.0] * 4
         return False
@@ -488,7 +504,8 @@ class Run:
         self.explore(gaps, unconfirmed, base)
         zero = (start, torch.zeros((), dtype=y.dtype), torch.zeros_like(start))
         found = self.as_units([b for b in self.gaps if b.single], zero)
-        self.units = merged(base.plus(found), tolerance=max(1e-9, 64 * self.tolerance / max(self.size, 1e-300)))
+        near = 64 * self.tolerance / max(self.size, 1e-300)
+        self.units = merged(base.plus(found), tolerance=max(1e-9, near), drop=near)
         self.refine()
         self.progress("residual", {"units": len(self.units), "queries": self.oracle.used - self.start_rows})
 
@@ -497,7 +514,7 @@ class Run:
         tol = float(max(16 * self.blur(float(n)) for n in x.norm(dim=1))) * max(1.0, len(self.units)**0.5) \
             + 4 * self.tolerance * max(1.0, len(self.units)**0.5 / 4) * float(x.norm(dim=1).max())
         self.certificate = FunctionCertificate.of(r, tolerance=tol, distribution=self.region.name)
-        notes = ()
+        notes: tuple[str, ...] = ()
         if len(self.pinch_tests):
             px = self.pinch_tests
             known, ky, kg = self.ask.all()
@@ -505,3 +522,7 @@ class Run:
             if bool(self.disagreement(self.units, px, ky[rows], kg[rows], values=False)[1].any()):
                 notes = ("One of the folds is really two, closer than the path could tell apart.",)
         return Status("ok", f"{len(self.units)} units; {len(x)} fresh probes agree in value and gradient.", notes)
+
+
+def joined(first: tuple[Tensor, Tensor, Tensor], more: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.cat([first[0], more[0]]), torch.cat([first[1], more[1]]), torch.cat([first[2], more[2]])

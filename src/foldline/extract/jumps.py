@@ -1,7 +1,7 @@
 """Hidden units from the folds of one line: what d - 1 more directions say about each fold.
 
-On the line x0 + t u a unit shows its fold t_i and its jump of slope kappa_i (one number per output). Scale it so that
-w_i.u = 1; then it is z_i = (t - t_i) + sum_j r_ij s_j at x0 + t u + sum_j s_j E_j, with the E_j orthogonal to u, and the
+On the line x0 + t u a unit shows its fold t_i and its jump of slope kappa_i (k numbers). Scale it so that w_i.u = 1;
+then it is z_i = (t - t_i) + sum_j r_ij s_j at x0 + t u + sum_j s_j E_j, with the E_j orthogonal to u, and the
 unknowns are r_ij. In a piece, the step s along E_j measures J_j = P_j + sum_{t_i < t} kappa_i r_ij. Between two
 measured pieces the difference is K r with the jumps of the folds between them as columns of K (k, n): as many as k
 folds can share one difference, so a network with k outputs needs only about h / k + 1 measured pieces.
@@ -98,8 +98,9 @@ def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame,
     inner = 1.0 + line.t.abs()
     left = max(lo, float(line.t[0] - inner[0])) if m else 0.5 * (lo + hi)
     right = min(hi, float(line.t[-1] + inner[-1])) if m else left
-    edges = torch.cat([line.t.new_tensor([2 * left]) - line.t[:1], line.t, line.t.new_tensor([2 * right]) - line.t[-1:]]) \
-        if m else line.t.new_tensor([left - 1, left + 1])
+    edges = line.t.new_tensor([left - 1, left + 1])
+    if m:
+        edges = torch.cat([2 * left - line.t[:1], line.t, 2 * right - line.t[-1:]])
     edges = edges.clamp(lo, hi)
     width = edges.diff()                                             # (m + 1,)
     pieces = chosen_pieces(line, width) if m else [0]

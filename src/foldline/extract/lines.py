@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -109,7 +110,8 @@ class FoldLine:
         t1, t2 = self.support[piece].T
         lam = (t - t1) / (t2 - t1)
         e1, e2 = self.support_error[piece].T
-        return (1 - lam).abs() * e1 + lam.abs() * e2
+        error: Tensor = (1 - lam).abs() * e1 + lam.abs() * e2
+        return error
 
     @property
     def smallest_gap(self) -> float:
@@ -265,7 +267,7 @@ class ValueSearch:
         """One more row for each piece that is known from a short step: at its far end, for slope and as a check."""
         folds = sorted(self.folds, key=lambda f: f[0])
         wanted: list[tuple[Piece, float]] = []
-        for (t1, _, p, _), (t2, _, _, _) in zip(folds, folds[1:], strict=False):
+        for (t1, _, p, _), (t2, _, _, _) in pairwise(folds):
             width = t2 - t1
             if width > 0 and p.t2 - p.t1 < 0.3 * width:
                 wanted.append((p, t2 - 0.05 * width if t2 - p.t2 > p.t1 - t1 else t1 + 0.05 * width))
@@ -288,10 +290,8 @@ def folds_from_values(ask: AskValues, ends: tuple[float, float], *, noise: Noise
     """
     lo, hi = ends
     search = ValueSearch(ask, noise, scale=scale, limit=limit)
-    if scale is None:
-        first = [lo, lo + SLOPE * (hi - lo), hi - SLOPE * (hi - lo), hi]
-    else:
-        first = [lo, lo / 2, hi / 2, hi]
+    near = SLOPE * (hi - lo)
+    first = [lo, lo + near, hi - near, hi] if scale is None else [lo, lo / 2, hi / 2, hi]
     y = search.ask(first)
     L, R = search.piece(first[0], y[0], first[1], y[1]), search.piece(first[2], y[2], first[3], y[3])
     search.gaps = [Gap(L, R, hi - lo)]
@@ -323,5 +323,7 @@ def assemble(search: ValueSearch, ends: tuple[float, float]) -> FoldLine:
         t=torch.tensor(t, dtype=torch.float64), jump=table(jump), error=torch.tensor(error, dtype=torch.float64),
         base=torch.tensor(base, dtype=torch.float64), value=table(values), slope=table([p.slope for p in order]),
         support=torch.tensor([[p.t1, p.t2] for p in order], dtype=torch.float64),
-        support_error=torch.tensor([[p.e1, p.e2] for p in order], dtype=torch.float64), ends=ends, open=stuck, rows=len(search.asked),
-        samples=(torch.tensor([t for t, _ in search.asked], dtype=torch.float64), table([y for _, y in search.asked])))
+        support_error=torch.tensor([[p.e1, p.e2] for p in order], dtype=torch.float64), ends=ends, open=stuck,
+        rows=len(search.asked),
+        samples=(torch.tensor([a for a, _ in search.asked], dtype=torch.float64),
+                 table([y for _, y in search.asked])))

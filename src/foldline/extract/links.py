@@ -38,8 +38,10 @@ class Unlinked:
     box: Box | None
 
     @classmethod
-    def over(cls, inner: Source, link: Literal["sigmoid", "softmax"]) -> Unlinked:
-        width = inner.width - 1 if link == "softmax" and inner.kind == "values" else inner.width
+    def over(cls, inner: Source, link: Literal["sigmoid", "softmax"], outputs: int | None = None) -> Unlinked:
+        """outputs: how many the target has, where the source cannot say."""
+        width = inner.width or outputs or 1
+        width = width - 1 if link == "softmax" and inner.kind == "values" else width
         # Logits of a float32 model keep its grid: the inputs are still rounded to it.
         return cls(inner, link, inner.kind, inner.dim, width, inner.dtype, inner.box)
 

@@ -23,7 +23,8 @@ def suspects(gaps: list[Gap], u: Units, x_bad: Tensor, R_bad: Tensor, r_bad: Ten
 
     u: the gaps as units. x_bad (n, d), R_bad (n, d), r_bad (n,): tests that disagree, in gradient and value;
     x, R: all tests. young: how many of the last rows of x_bad lie so close to the path that they likely disagree about
-    one gap only; alone they are believed when nothing speaks against them. Everything is done with inner products, so that thousands of candidates cost little.
+    one gap only; alone they are believed when nothing speaks against them.
+    Everything is done with inner products, so that thousands of candidates cost little.
     """
     smallest = R_bad.norm(dim=1).argsort()[:MOST]
     B, beta = R_bad[smallest], (r_bad - (R_bad * x_bad).sum(1))[smallest]        # (b, d), (b,)

@@ -71,8 +71,9 @@ class Units:
         return Network(self.W, self.b, self.A, self.P, self.q)
 
 
-def merged(u: Units, *, tolerance: float) -> Units:
-    """One unit per hyperplane (rows normalised; angle and offset within `tolerance`); zero weights are dropped."""
+def merged(u: Units, *, tolerance: float, drop: float | None = None) -> Units:
+    """One unit per hyperplane (rows normalised; angle and offset within `tolerance`); weights below `drop` times the
+    largest are noise and go."""
     u = u.normalised()
     if len(u) == 0:
         return u
@@ -103,7 +104,7 @@ def merged(u: Units, *, tolerance: float) -> Units:
             # What the second row differs from the first is within tolerance and acts as affine on average.
             u = replace(u, A=A)
             alive[j] = False
-    alive &= u.A.abs().amax(0) > tolerance * size
+    alive &= u.A.abs().amax(0) > (tolerance if drop is None else drop) * size
     return u.keep(alive)
 
 
@@ -125,7 +126,6 @@ def with_signs(u: Units, *, tolerance: float) -> Signed:
     size = float((u.A.abs().amax(0) * u.W.norm(dim=1)).max()) if m else 0.0
     if m == 0 or float(u.P.abs().max()) <= tolerance * size:
         return Signed(replace(u, P=torch.zeros_like(u.P)) if m else u, True, True)
-    k, d = u.P.shape
     # Normal equations of sum_o |sum_i s_i A_oi W_i - P_o|^2: the Gram matrix is (A^T A) * (W W^T), m by m.
     gram = (u.A.T @ u.A) * (u.W @ u.W.T)
     right = (u.A * (u.W @ u.P.T).T).sum(0)                           # (m,)

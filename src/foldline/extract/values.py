@@ -11,6 +11,7 @@ knowledge of h, biases, several outputs, dependent rows, and no extra rows for t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from foldline.errors import BudgetExhausted
 from foldline.extract.jumps import Frame, recover_units
-from foldline.extract.links import LOOSE, NEAR, Unlinked, link_of, linked
 from foldline.extract.lines import FoldLine, folds_from_values
+from foldline.extract.links import LOOSE, NEAR, Unlinked, link_of, linked
 from foldline.extract.noise import NoiseFloor, floor_of_values
 from foldline.extract.regions import Region
 from foldline.extract.result import Extraction, Line, assumptions_of, parameters
@@ -54,17 +55,18 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
     if method != "crossing":
         raise ValueError(f"method is 'crossing' or 'bisection', not {method!r}.")
     streams = Streams(rng)
-    start = f.used
+    start, outputs = f.used, f.source.width
     if link == "auto":
         x = Region(f.dim, f.box).points(2, rng=streams("link"))
         try:
-            link = link_of(f(f.snap(x)))
+            y = f(f.snap(x))
+            outputs, link = y.shape[1], link_of(y)
         except BudgetExhausted:
             link = "identity"
     if link == "identity":
         return Run(f, streams, probes, max_folds, progress, start).result()
     inverse = link
-    logits = f.wrap(lambda s: Unlinked.over(s, inverse))
+    logits = f.wrap(lambda s: Unlinked.over(s, inverse, outputs))
     assert isinstance(logits, ValueOracle)
     found = Run(logits, streams, probes, max_folds, progress, start, far=NEAR, loose=LOOSE).result()
     if link == "sigmoid" and not found.status.ok:
@@ -85,7 +87,8 @@ class Run:
         self.max_folds = max_folds
         self.region = Region(f.dim, f.box)
         self.start_rows = start
-        k, d = f.outputs, f.dim
+        self.k, d = f.outputs, f.dim
+        k = self.k
         self.units = Units.none(torch.zeros(k, d, dtype=torch.float64), torch.zeros(k, dtype=torch.float64))
         self.floor: NoiseFloor | None = None
         self.certificate = FunctionCertificate.of(torch.zeros(0), tolerance=0.0, distribution=self.region.name)
@@ -121,7 +124,8 @@ class Run:
         assert self.floor is not None
         if self.floor.kind != "arithmetic":
             return torch.full((len(x),), self.floor.value, dtype=torch.float64)
-        return self.loose * max(self.floor.value, self.rounding) * (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)
+        size: Tensor = (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)
+        return self.loose * max(self.floor.value, self.rounding) * size
 
     def result(self) -> Extraction:
         try:
@@ -134,7 +138,7 @@ class Run:
         if not signed.unique:
             notes.append(f"The {len(u)} rows are dependent, so the signs of the units are not unique: the function is "
                          "written with an affine term.")
-        h, d, k = len(u), self.oracle.dim, self.oracle.outputs
+        h, d, k = len(u), self.oracle.dim, self.k
         gap = min((line.smallest_gap for line in self.lines), default=float("inf"))
         drawn = self.lines[0] if self.lines else None
         picture = None
@@ -159,8 +163,8 @@ class Run:
         near = unit_rows(1, d, rng=rng)[0] if self.oracle.box is None else u / u.norm()
         self.floor = floor_of_values(self.oracle, self.oracle.snap(x0), near)
         if not self.floor.straight:
-            return Status("not_piecewise_linear", "Values on two short stretches bend at every scale: the target is not "
-                          "piecewise linear (a smooth activation, or a link that must be inverted first).")
+            return Status("not_piecewise_linear", "Values on two short stretches bend at every scale: the target is "
+                          "not piecewise linear (a smooth activation, or a link that must be inverted first).")
         self.progress("line", {"queries": self.used})
         self.search(x0, u, None)
         return self.finish()
@@ -203,17 +207,19 @@ class Run:
         self.progress("units", {"units": len(self.units), "queries": self.used})
         return len(line.t)
 
-    def room(self, frame: Frame) -> object:
+    def room(self, frame: Frame) -> Callable[[Tensor], Tensor]:
         lo, hi = self.oracle.box or (0.0, 0.0)
         reach = frame.E.abs().max(1).values.max()                    # the largest coordinate of any direction
 
         def room(x: Tensor) -> Tensor:
-            return torch.minimum(x - lo, hi - x).min(1).values.clamp_min(1e-12) / reach
+            most: Tensor = torch.minimum(x - lo, hi - x).min(1).values.clamp_min(1e-12) / reach
+            return most
         return room
 
     def tolerance(self, x: Tensor) -> Tensor:
         """(n,): how far off the recovered function may be for reasons of precision."""
-        return 8 * self.noise(x) * max(1.0, len(self.units)**0.5) + 6 * self.row_error * x.norm(dim=1)
+        allowed: Tensor = 8 * self.noise(x) * max(1.0, len(self.units)**0.5) + 6 * self.row_error * x.norm(dim=1)
+        return allowed
 
     def finish(self) -> Status:
         rng = self.streams("probes")
