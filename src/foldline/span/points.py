@@ -14,6 +14,7 @@ from foldline.oracles.protocols import Box
 
 SCALES = (1.0, 3.0, 0.5, 10.0, 1.0, 2.0, 30.0)      # standard deviations, in turn
 
+REACH = 0.3                                         # of a step from a living point: longer ones die more often
 REACHES = (1.0, 3.0, 10.0)                          # lengths of null moves, over the point's
 
 
@@ -37,7 +38,7 @@ class PointStream:
         self.walking, self.reached = False, 0
         self.walked_from: Tensor | None = None                  # where the last step began, if it was one
         self.known = torch.zeros(0, d, dtype=torch.float64)     # orthonormal rows; the search keeps it up to date
-        self.reach = 1.0                                        # how far from a live point others are
+        self.reach = REACH                                      # how far from a live point others are
 
     def next(self) -> Tensor:
         """(d,)"""
@@ -64,7 +65,7 @@ class PointStream:
 
     def heard(self, x: Tensor, *, zero: bool, repeat: bool, answer: float = 0.0) -> None:
         if self.walking:
-            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 1.5, 4.0)
+            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 1.5, REACH)
             self.walking = False
         if zero:
             self.silent += 1

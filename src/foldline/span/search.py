@@ -12,7 +12,7 @@ from foldline.oracles.protocols import GradientOracle, ValueOracle
 from foldline.randomness import Streams
 from foldline.results import Progress
 from foldline.span.differences import Differences, last_digit
-from foldline.span.points import PointStream
+from foldline.span.points import REACH, PointStream
 from foldline.span.rank import CLIFF, MIN_GAP, ROUGH_GAP, TAIL, RankDecision
 from foldline.span.seen import Seen
 
@@ -114,7 +114,9 @@ class Search:
                 return self.decision is not None and self.decision.rank >= self.d
             return D is not None                                # nothing is left to find
         wait = self.wait()
-        if D.kind == "noise" and D.gap >= CLIFF and self.stable + self.walks >= wait:
+        # In a network of few units a step may stay on its piece: there a walk is a probe, not a null move as well.
+        walks = self.walks if len(self.seen.Q) >= EVIDENCE // 2 else 0
+        if D.kind == "noise" and D.gap >= CLIFF and self.stable + walks >= wait:
             return True
         # Several outputs give several rows at one point: the tail must come from several points too.
         if D.gap_found and D.kind != "zero" and D.tail >= max(TAIL, wait) and D.p_value < 1e-3 and \
@@ -218,7 +220,7 @@ class Search:
     def walked(self) -> bool:
         """The last point was a step within the null space, and its answer is that of the point where it began."""
         base = self.stream.walked_from
-        if base is None or self.stream.reach < 0.5 or not isinstance(self.oracle, GradientOracle):
+        if base is None or self.stream.reach < REACH or not isinstance(self.oracle, GradientOracle):
             return False                                        # a short step may just have stayed on its piece
         before = next((v for p, v in zip(self.seen.points, self.seen.values, strict=True) if p is base), None)
         moved = self.seen.points[-1]
