@@ -56,6 +56,7 @@ class Gap:
     width: float                                             # when it was opened: sets the scale of its steps
     tries: int = 0
     sides: tuple[bool, bool] = (False, False)                # which sides of t* were asked and agreed
+    finer: float = 1.0                                       # closer to t* than usual, where two folds are suspected
     hint: float | None = None                                # where something outside the path expects a new piece
 
     def crossing(self) -> tuple[float, float]:
@@ -71,7 +72,7 @@ class Gap:
 
     def offset(self, t: float, error: float) -> float:
         scale = self.on.scale
-        return max(FINE * (self.width if scale is None else min(self.width, scale + abs(t))), 8 * error)
+        return max(FINE * self.finer * (self.width if scale is None else min(self.width, scale + abs(t))), 8 * error)
 
     @property
     def single(self) -> bool:

@@ -115,7 +115,9 @@ class Run:
     def __init__(self, g: GradientOracle, streams: Streams, probes: int, most: int, progress: Progress,
                  start: int, *, far: float = FAR, loose: float = 1.0) -> None:
         self.far = far
-        self.oracle, self.streams, self.probes, self.most, self.progress = g, streams, probes, most, progress
+        # In a box a unit may cut off a corner that few points see: look harder.
+        self.probes = probes if g.box is None else max(probes, 32)
+        self.oracle, self.streams, self.most, self.progress = g, streams, most, progress
         self.ask = Asked(g, self.saw)
         self.eps = loose * float(torch.finfo(g.dtype).eps)
         self.region = Region(g.dim, g.box)
@@ -399,13 +401,15 @@ class Run:
 
     def refine(self) -> None:
         """Intercepts by least squares over all answers, each weighted by its own precision."""
-        x, y, _ = self.ask.all()
+        x, y, g = self.ask.all()
         u = self.units
         weight = 1.0 / x.norm(dim=1).clamp_min(1.0)
         active = (u.z(x) > 0).double() * u.A[0]                      # (n, m)
         design = torch.cat([active, torch.ones(len(x), 1, dtype=x.dtype)], 1) * weight[:, None]
         left = (y - u.values(x)[:, 0]) * weight
-        off = left.abs() > 1e-6 * float((y.abs() * weight).max())     # answers that the units do not explain yet
+        R, _ = self.disagreement(u, x, y, g, values=False)
+        off = (R.norm(dim=1) > 4 * self.tolerance * max(1.0, len(u)**0.5 / 4)) \
+            | (left.abs() > 1e-6 * float((y.abs() * weight).max()))   # answers that the units do not explain yet
         design, left = design[~off], left[~off]
         if len(left) == 0:
             return
@@ -479,6 +483,14 @@ class Run:
             return True
         self.tests = joined(self.tests, (x[bad], y[bad], g[bad]))
         self.pinch_tests = torch.cat([x[bad], self.pinch_tests])
+        R, _ = self.disagreement(self.units, x, y, g, values=False)
+        jumps = torch.stack([b.right.gradient - b.left.gradient for b in self.on_path])
+        for row in R[bad]:
+            # Weights of opposite sign switch together: the whole jump is wrong, and names its gap.
+            miss = torch.minimum((jumps - row).norm(dim=1), (jumps + row).norm(dim=1))
+            if float(miss.min()) <= 1e-6 * float(row.norm()):
+                doubted = self.on_path[int(miss.argmin())]
+                doubted.finer, doubted.sides = 1e-5, (False, False)
         self.recent = [1.0] * 4
         return False
 

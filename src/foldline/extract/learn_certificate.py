@@ -63,11 +63,11 @@ def certify(residual: Array, *, sd: float, epsilon: float, delta: float, relativ
 
 
 def probes_wanted(d: int, delta: float, kurtosis: float | None) -> int:
-    """Probes for a kurtosis; by default 6000 / d^0.7, at least 256.
+    """Probes for a kurtosis; by default 12000 / d^0.85, at least 256.
 
     A bump of width e carries about 0.4 e of the Gaussian whatever d is, but on a random line it looks sqrt(d) times
     wider: the lines take over what the probes leave.
     """
     if kurtosis is not None:
         return max(1, math.ceil(2 * FACTOR ** 2 * kurtosis * math.log(1 / delta)))
-    return max(256, math.ceil(6000 / math.pow(d, 0.7)))
+    return max(256, math.ceil(12000 / math.pow(d, 0.85)))

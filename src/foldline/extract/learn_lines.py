@@ -44,6 +44,8 @@ def add_units_of_line(ask: Asker, model: Model, x0: Array, v: Array, grid: Array
     left = ask.oracle.remaining
     most = MOST_POINTS if left is None else int(np.clip(left // 8, 1000, MOST_POINTS))
     pieces = search_lines(values, grid[None, :], resolution=resolution, far=float(np.sqrt(d)), max_points=most)
+    if pieces.noise > 1 and model.h == 0:                           # later lines also see the model's own errors
+        ask.eta = pieces.noise * max(ask.eta, 1e-300)
     if len(pieces.line) == 0:
         return LineReport(x0, v, pieces, 0, ())
     x = ask.points(x0 + pieces.middle[:, None] * v)

@@ -18,7 +18,7 @@ def measure_noise(ask: Asker, x: Array, known: Array, rng: np.random.Generator) 
     d = x.shape[1]
     t = np.arange(MICRO_POINTS) - (MICRO_POINTS - 1) / 2            # (points,)
     basis = np.stack([np.ones_like(t), t], 1)
-    medians, seen = [], []
+    worst, seen = [], []
     for step in STEPS:
         v = rng.standard_normal((MICRO_LINES, d))
         v /= np.linalg.norm(v, axis=1, keepdims=True)
@@ -26,10 +26,11 @@ def measure_noise(ask: Asker, x: Array, known: Array, rng: np.random.Generator) 
         y = ask(ask.points(z.reshape(-1, d))).reshape(MICRO_LINES, MICRO_POINTS, -1)
         seen.append(y.reshape(-1, y.shape[2]))
         rest = [block - basis @ np.linalg.lstsq(basis, block, rcond=None)[0] for block in y]
-        medians.append(float(np.median([np.sqrt(np.square(r).sum() / (MICRO_POINTS - 2)) for r in rest])))
-    # The smaller of the two: folds inflate one of them, noise inflates both.
+        worst.append(max(float(np.sqrt(np.square(r).sum() / (MICRO_POINTS - 2))) for r in rest))
+    # The worst stretch, since rounding may be absent where nothing is active; the smaller of the two lengths, since a
+    # fold inflates one of them and noise both.
     answers = np.concatenate([*seen, known])
-    return max(2 * min(medians), decimal_step(answers))
+    return max(1.5 * min(worst), decimal_step(answers))
 
 
 def decimal_step(y: Array) -> float:

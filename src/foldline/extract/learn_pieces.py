@@ -10,7 +10,7 @@ is the grid's price (paper 001, Example 1.2), and the caller's probes find it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class Pieces:
     value: Array            # (n,) at `middle`
     middle: Array           # (n,) a place that was asked, far from the folds
     radius: Array           # (n,) from there to the nearest fold on the line; infinite on a line without folds
+    noise: float = 1.0      # how many times worse than was said the answers turned out to be
 
 
 def search_lines(values: Values, grid: Array, *, resolution: float, far: float, max_points: int = 200_000) -> Pieces:
@@ -50,13 +51,16 @@ def search_lines(values: Values, grid: Array, *, resolution: float, far: float, 
     t = grid.reshape(-1).astype(np.float64)
     f, eta = values(line, t)
     fold = np.zeros(len(t), dtype=bool)
+    noise = 1.0
     for _ in range(MAX_ROUNDS):
         order = np.lexsort((t, line))
         line, t, f, eta, fold = line[order], t[order], f[order], eta[order], fold[order]
         linear, bent, off = covered(line, t, f, eta, fold)
         if len(t) > CROWD * (int(fold.sum()) + 16 * lines) + 2 * grid.size and bent.any():
             # Bent everywhere, down to the smallest steps: that is not folds, the answers are worse than was thought.
-            eta = np.maximum(8 * eta, float(np.median(off[bent])))
+            worse = max(8.0, float(np.median(off[bent] / np.maximum(eta[bent], 1e-300))))
+            noise *= worse if looks_like_noise(t, off, bent) else 1.0
+            eta = worse * np.maximum(eta, 1e-300)
             linear, bent, off = covered(line, t, f, eta, fold)
         left = np.flatnonzero(~linear & (line[1:] == line[:-1]) & (np.diff(t) > resolution))     # interval i: (i, i+1)
         if len(left) == 0 or len(t) > max_points:
@@ -88,7 +92,15 @@ def search_lines(values: Values, grid: Array, *, resolution: float, far: float, 
         fold = np.concatenate([fold, np.zeros(len(new_t), dtype=bool), np.ones(int(hit.sum()), dtype=bool)])
     order = np.lexsort((t, line))
     line, t, f, eta, fold = line[order], t[order], f[order], eta[order], fold[order]
-    return pieces_of(line, t, f, eta, fold, far)
+    return replace(pieces_of(line, t, f, eta, fold, far), noise=noise)
+
+
+def looks_like_noise(t: Array, off: Array, bent: npt.NDArray[np.bool_]) -> bool:
+    """Bends that do not shrink with the step: those of folds shrink like it, those of curves like its square."""
+    i = np.flatnonzero(bent)
+    h = t[i + 1] - t[i - 1]
+    fine = h <= np.median(h)
+    return bool(fine.any() and (~fine).any() and np.median(off[i[fine]]) > 0.7 * np.median(off[i[~fine]]))
 
 
 def worst3(eta: Array, i: Index) -> Array:

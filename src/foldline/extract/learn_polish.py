@@ -71,7 +71,8 @@ def grow(model: Model, x: Array, y: Array, *, floor: float, rng: np.random.Gener
     best, stale = polish(model, x, y, floor=floor, steps=8), 0
     for _ in range(ROUNDS):
         d, m = x.shape[1], y.shape[1]
-        if score(best) <= floor or stale >= 3 or (best.h + PER_ROUND) * (d + 1 + m) > MOST_PARAMETERS // 2:
+        size = (best.h + PER_ROUND) * (d + 1 + m)
+        if score(best) <= floor or stale >= 3 or size > min(MOST_PARAMETERS // 2, m * len(x) // 3):
             break
         trial = best.copy()
         W, b = proposals(trial, x[~test], y[~test], rng)

@@ -69,6 +69,12 @@ class Run:
         return max(wanted, self.floor)
 
     @property
+    def good_enough(self) -> bool:
+        """Worth fresh probes: half of what is wanted, or all that the answers' noise lets one see."""
+        wanted = self.epsilon * self.sd if self.relative else self.epsilon
+        return self.best_error <= max(0.5 * wanted, self.floor)
+
+    @property
     def floor(self) -> float:
         """Residuals of a perfect model would still be this large."""
         return 2.0 * math.sqrt(self.m) * self.ask.eta
@@ -82,7 +88,7 @@ class Run:
         for number in range(self.max_lines):
             before = self.best_error
             self.search_line(number)
-            if self.best_error <= 0.5 * self.target and self.passes():
+            if self.good_enough and self.passes():
                 return
             stale = stale + 1 if self.best_error > 0.9 * before else 0
             if stale >= (2 if self.noisy else 8):
@@ -113,7 +119,7 @@ class Run:
             return False
         kept, self.model = self.model, model
         self.remember()
-        if self.best_error <= 0.5 * self.target and self.passes():
+        if self.good_enough and self.passes():
             self.handed_over = True
             return True
         self.model = kept                                           # a wrong network is no start

@@ -40,7 +40,7 @@ class NoiseFloor:
 def decimals_of(y: Tensor, most: int = 11) -> int | None:
     """The fewest decimals r that write every answer, if r is too small for that to be chance."""
     y = y.double().reshape(-1)
-    if len(y) < 3 or not bool((y != 0).any()):
+    if len(y.unique()) < 3:                                         # a constant has few decimals and proves nothing
         return None
     eps = torch.finfo(torch.float64).eps
     for r in range(1, most + 1):
@@ -51,9 +51,10 @@ def decimals_of(y: Tensor, most: int = 11) -> int | None:
     return None
 
 
-def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, delta: float = 1e-5) -> NoiseFloor:
+def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, seen: Tensor | None = None,
+                    delta: float = 1e-5) -> NoiseFloor:
     """5 rows: x0 asked twice, and three steps along the unit vector v. A bend may be a fold by chance: 5 more on the
-    other side of x0 tell it from a curved function."""
+    other side of x0 tell it from a curved function. seen (n, k): answers elsewhere, whose decimals count too."""
     radius = max(float(x0.norm()), 1.0)
     # A float32 target sees small steps as nothing: scale the step to its own grid.
     eps = float(torch.finfo(f.dtype).eps)
@@ -72,7 +73,7 @@ def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, delta: float = 1e-
         arithmetic = 16 * eps * size
         if repeat > arithmetic:
             return NoiseFloor(SAFETY * max(repeat, bend), 0.0, radius, "noisy", None, True)
-        r = decimals_of(y)
+        r = decimals_of(y if seen is None else torch.cat([y, seen.double()]))
         if r is not None and 0.51 * 10.0**-r > arithmetic:
             return NoiseFloor(0.51 * 10.0**-r, 0.0, radius, "rounded", r, True)
         # A dot product of d terms scatters by its largest partial sums, which may exceed the answer: allow for it.
@@ -96,7 +97,7 @@ def floor_of_gradients(g: GradientOracle, x0: Tensor, v: Tensor, *,
     size = max(float(grad.norm(dim=1).max()), 1e-300)
     arithmetic = 64 * eps * size
     value = max(16 * eps * max(float(y.abs().max()), size * radius), 1e-300)
-    r = decimals_of(grad)
+    r = decimals_of(torch.cat([y, grad.reshape(-1)]))             # weights may be round numbers, values are not
     if r is not None and 10.0**-r * len(x0)**0.5 > arithmetic:
         rounded = 0.51 * 10.0**-r
         return NoiseFloor(rounded, 2 * rounded * len(x0)**0.5, radius, "rounded", r, True), x, y, grad

@@ -56,15 +56,16 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
         raise ValueError(f"method is 'crossing' or 'bisection', not {method!r}.")
     streams = Streams(rng)
     start, outputs = f.used, f.source.width
+    seen: Tensor | None = None
     if link == "auto":
-        x = Region(f.dim, f.box).points(2, rng=streams("link"))
+        x = Region(f.dim, f.box).points(3, rng=streams("link"))
         try:
-            y = f(f.snap(x))
-            outputs, link = y.shape[1], link_of(y)
+            seen = f(f.snap(x))
+            outputs, link = seen.shape[1], link_of(seen)
         except BudgetExhausted:
             link = "identity"
     if link == "identity":
-        return Run(f, streams, probes, max_folds, progress, start).result()
+        return Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
     inverse = link
     logits = f.wrap(lambda s: Unlinked.over(s, inverse, outputs))
     assert isinstance(logits, ValueOracle)
@@ -81,9 +82,11 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
 
 class Run:
     def __init__(self, f: ValueOracle, streams: Streams, probes: int, max_folds: int, progress: Progress,
-                 start: int, *, far: float = FAR, loose: float = 1.0) -> None:
-        self.far, self.loose = far, loose
-        self.oracle, self.streams, self.probes, self.progress = f, streams, probes, progress
+                 start: int, *, far: float = FAR, loose: float = 1.0, seen: Tensor | None = None) -> None:
+        self.far, self.loose, self.seen = far, loose, seen
+        # In a box a unit may cut off a corner that few points see: look harder.
+        self.probes = probes if f.box is None else max(probes, 32)
+        self.oracle, self.streams, self.progress = f, streams, progress
         self.max_folds = max_folds
         self.region = Region(f.dim, f.box)
         self.start_rows = start
@@ -161,7 +164,7 @@ class Run:
             a, b = self.region.chord(rng=rng)
             x0, u = 0.5 * (a + b), 0.5 * (b - a)
         near = unit_rows(1, d, rng=rng)[0] if self.oracle.box is None else u / u.norm()
-        self.floor = floor_of_values(self.oracle, self.oracle.snap(x0), near)
+        self.floor = floor_of_values(self.oracle, self.oracle.snap(x0), near, seen=self.seen)
         if not self.floor.straight:
             return Status("not_piecewise_linear", "Values on two short stretches bend at every scale: the target is "
                           "not piecewise linear (a smooth activation, or a link that must be inverted first).")
