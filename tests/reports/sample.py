@@ -124,7 +124,7 @@ def sample(text: str = "") -> Document:
     ]
     defences = [
         DefenceRow(name="none", group="none", description="raw gradients", rows=70, rank=50, recovered=46, of=50,
-                   null=1, imitation=.93, accuracy=.96, output_change=0.0, explanation_change=0.0),
+                   clear=40, null=1, imitation=.93, accuracy=.96, output_change=0.0, explanation_change=0.0),
         DefenceRow(name="round to 3 decimals" + text, group="answers", description="every number in the answer" + text,
                    rows=70, rank=41, recovered=12, of=50, null=1, imitation=.93, accuracy=.96, output_change=3e-4,
                    explanation_change=0.02),

@@ -46,6 +46,8 @@ DEFENCES: dict[str, Defence] = {d.name: d for d in [
             budget_share=0.5),
     Defence("budget-quarter", "access", "a quarter of the queries", "a client gets a quarter of what the span took",
             budget_share=0.25),
+    Defence("budget-eighth", "access", "an eighth of the queries", "a client gets an eighth of what the span took",
+            budget_share=0.125),
     Defence("label-only", "access", "labels only", "no values, no explanations", {"top_label": True}),
     Defence("no-weight-decay", "training", "no weight decay", "the same recipe, weight decay off"),
     Defence("adam", "training", "Adam", "Adam instead of SGD, weight decay 1e-4"),

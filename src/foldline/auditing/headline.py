@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foldline.auditing.session import Session
-from foldline.reports.document import Finding
+from foldline.reports.document import Defences, Finding
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class Headline:
     hero: str | None
 
 
-def headline(session: Session, findings: Sequence[Finding], figures: Sequence[Any]) -> Headline:
+def headline(session: Session, findings: Sequence[Finding], figures: Sequence[Any],
+             defences: Defences) -> Headline:
     shown = {f.id: f for f in findings if f.state == "shown"}
     ids = {f.id for f in figures}
     hero = next((id for id in ("reconstruct-pictures", "weights-pictures", "span-spectrum", "imitate-curve",
                                "extract-folds", "obfuscate-pictures") if id in ids), None)
-    lead = " ".join(sentence for id in ("extraction", "imitation", "obfuscation")
-                    if id in shown and (sentence := short(shown[id])))
+    lead = further(session, shown, defences)
     if "training-data" in shown:
         f = shown["training-data"]
         n, of = round(f.numbers.get("count") or 0), round(f.numbers.get("of") or 0)
@@ -56,7 +56,18 @@ def headline(session: Session, findings: Sequence[Finding], figures: Sequence[An
                     lead, hero)
 
 
-def short(f: Finding) -> str:
-    """The first sentence of what was shown."""
-    head, dot, _ = f.what.partition(". ")
-    return head + "." if dot else f.what
+def further(session: Session, shown: dict[str, Finding], defences: Defences) -> str:
+    """Two or three sentences for the same reader."""
+    said = []
+    if (f := shown.get("imitation")) is not None:
+        what = "explanations" if "gradients" in session.main.access else "answers"
+        said.append(f"{f.numbers.get('rows') or 0:.0f} {what} were enough for a copy that gives the same answer in "
+                    f"{f.numbers.get('agreement') or 0:.0%} of cases.")
+    if (f := shown.get("extraction")) is not None and "small" in session.subjects:
+        said.append(f"A second, smaller model was copied exactly, to the last weight, with {f.cost.rows:,} questions.")
+    tried = [r for r in defences.rows if r.group != "none" and r.recovered is not None]
+    if tried and "training-data" in shown:
+        held = [r.name for r in tried if (r.recovered or 0) <= max(1, r.null or 0)]
+        said.append(f"Of {len(tried)} defences tried, {len(held) or 'none'} kept the training images to chance"
+                    + (f": {', '.join(held)}." if held else "."))
+    return " ".join(said)

@@ -16,7 +16,8 @@ class Verdict:
 
     score: ReconstructionScore
     count: int                  # training samples recovered at 1 % false positives
-    null_count: int             # unseen samples that pass the same threshold
+    null_count: int             # the same count by chance: unseen samples that pass, or that would pass as candidates
+    unseen_passing: int
     nearest_unseen: Tensor      # (n,) for each training sample, the unseen sample most like it
     nearest_unseen_ncc: Tensor
 
@@ -38,9 +39,11 @@ def judge(samples: Tensor, owner: Owner, mean_known: bool, image_shape: tuple[in
     score = fl.score_reconstruction(samples, train, unseen, image_shape=image_shape)
     alike = correlation(train, unseen)                                          # (n, n_unseen)
     near = alike.max(1)
-    return Verdict(score, count=int((score.ncc > score.threshold).sum()),
-                   null_count=int((score.unseen_ncc > score.threshold).sum()), nearest_unseen=near.indices,
-                   nearest_unseen_ncc=near.values)
+    passing = int((score.unseen_ncc > score.threshold).sum())
+    # With few candidates the threshold is low, and then any image of the same kind may pass: the larger null counts.
+    guesses = round(len(train) * score.nulls["unseen rows as candidates"])
+    return Verdict(score, count=int((score.ncc > score.threshold).sum()), null_count=max(passing, guesses),
+                   unseen_passing=passing, nearest_unseen=near.indices, nearest_unseen_ncc=near.values)
 
 
 def in_pixels(samples: Tensor, mean: float | Tensor | None, inputs: Tensor | None) -> Tensor:

@@ -168,14 +168,17 @@ def perform(session: Session, planned: list[Planned], watch: Watch) -> bool:
 
 
 def put_together(session: Session, planned: list[Planned], spec: AuditFile, text: str, complete: bool) -> Document:
-    from foldline.auditing.stages.defence import summary
+    from foldline.auditing.stages.defence import budget_figure, summary
     outcomes = [session.outcomes[p.stage.name] for p in planned]
     findings = sorted((rated(f, spec) for o in outcomes for f in o.findings),
                       key=lambda f: (f.state == "not-shown", -f.severity.rank))
-    figures = [f for o in outcomes for f in o.figures]
+    figures: list[Any] = [f for o in outcomes for f in o.figures]
     rows = [r for o in outcomes for r in o.ledger if r.kind]
     main = session.main
-    said = headline(session, findings, figures)
+    defences = summary(session, outcomes)
+    leak_curve = budget_figure(defences.rows)
+    figures += [leak_curve] if leak_curve is not None else []
+    said = headline(session, findings, figures, defences)
     total = sum(r.rows for r in rows)
     money = sum(r.money or 0.0 for r in rows) if session.priced else None
     return Document(
@@ -187,7 +190,7 @@ def put_together(session: Session, planned: list[Planned], spec: AuditFile, text
         methods=[o.method for p, o in zip(planned, outcomes, strict=True) if not p.stage.name.startswith("defence")],
         figures=figures, ledger=Ledger(rows=rows, total=total, budget=session.budget, money=money,
                                        money_budget=spec.budget.money, currency=spec.budget.currency),
-        defences=summary(session, outcomes),
+        defences=defences,
         reproduce=Reproduce(command=command_of(spec), seed=spec.seed, audit_file=text, audit_file_sha256=spec.digest(),
                             versions=versions(), threads=torch.get_num_threads()))
 

@@ -202,6 +202,7 @@ class DefenceRow(Part):
     rows: int | None = None
     rank: int | None = None
     recovered: int | None = None
+    clear: int | None = Field(default=None, description="recovered with a correlation above 0.9")
     of: int | None = None
     null: int | None = Field(default=None, description="unseen images matched equally well: the same count by chance")
     extraction_error: float | None = None

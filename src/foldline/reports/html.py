@@ -50,16 +50,16 @@ def render_html(document: Document, *, redact: bool = False) -> str:
     return page
 
 
-COLUMNS = [("training samples recovered", True), ("by chance (unseen)", True), ("span found", True),
-           ("rows used", True), ("extraction: worst error", True), ("student agrees", True), ("accuracy", True),
-           ("outputs move by", True), ("explanations turn by", True), ("remark", False)]
+COLUMNS = [("training samples recovered", True), ("clearly (correlation > 0.9)", True), ("by chance", True),
+           ("span found", True), ("rows used", True), ("extraction: worst error", True), ("student agrees", True),
+           ("accuracy", True), ("outputs move by", True), ("explanations turn by", True), ("remark", False)]
 
 
 def defence_cells(r: DefenceRow) -> list[tuple[str, bool]]:
     def percent(v: float | None) -> str:
         return "" if v is None else f"{100 * v:.1f} %"
     return [("" if r.recovered is None else f"{r.recovered} of {r.of}", True),
-            ("" if r.null is None else f"{r.null} of {r.of}", True),
+            ("" if r.clear is None else str(r.clear), True), ("" if r.null is None else str(r.null), True),
             ("" if r.rank is None else str(r.rank), True), ("" if r.rows is None else thousands(r.rows), True),
             ("" if r.extraction_error is None else number(r.extraction_error, 2), True),
             (percent(r.imitation), True), (percent(r.accuracy), True),

@@ -21,12 +21,13 @@ from foldline.auditing.subjects import Subject
 from foldline.errors import BadSpec, FoldlineError
 from foldline.oracles.local import source_of
 from foldline.oracles.protocols import Kind, Source
-from foldline.reports.document import DefenceRow, Defences, Method
+from foldline.reports.document import Curves, DefenceRow, Defences, Method, Series
 from foldline.reports.document import Status as PlainStatus
 
 HONEST = 200            # inputs on which honest users' loss is measured
 PATIENCE = 4            # behind a defence the span may ask so many times what it took without one
 EXTRACTION_ROWS = 400
+SHORT = {"budget": "The span was not complete when the rows were used up.", "no_gap": "The span has no visible end."}
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ def attack(session: Session, defence: Defence) -> Leak:
         budget = max(1, int(defence.budget_share * undefended.method.rows))
     oracle = open_oracle(session, defended, "gradients", "span", budget)
     span = fl.recover_span(oracle, rng=session.rng("span"), progress=session.progress)
-    samples, remark = None, "" if span.status.ok else span.status.message
+    samples, remark = None, "" if span.status.ok else SHORT.get(span.status.code, span.status.message)
     if "reconstruct" in session.stages and 0 < span.rank < oracle.dim:
         try:
             known = subject.known
@@ -180,14 +181,14 @@ def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
             known = session.main.known
             samples = leak.samples if known.mean is None else leak.samples + known.mean
             verdict = judge(samples, owner, known.mean is not None, known.image_shape)
-            row |= {"recovered": verdict.count, "null": verdict.null_count}
+            row |= {"recovered": verdict.count, "null": verdict.null_count, "clear": verdict.score.above["0.9"]}
         elif leak.span is not None:
-            row |= {"recovered": 0}
+            row |= {"recovered": 0, "clear": 0}
     if leak.extraction is not None:
         row |= {"extraction_rows": leak.extraction.queries,
                 "extraction_error": leak.extraction.certificate.worst if leak.extraction.status.ok else None}
         if not leak.extraction.status.ok:
-            row["status"] = " ".join(filter(None, [row["status"], f"No exact copy: {leak.extraction.status.code}."]))
+            row["status"] = " ".join(filter(None, [row["status"], "No exact copy of the second model."]))
     row |= honest_numbers(session, leak)
     method = Method(id=f"defence-{defence.name}", title=defence.title, explains=defence.description, rows=0,
                     status=PlainStatus(ok=True, code="ok", message=leak.remark or "Done."))
@@ -206,7 +207,7 @@ def honest_numbers(session: Session, leak: Leak) -> dict[str, float | None]:
     if leak.owner is not None and "values" in leak.owner.access and y.unique().numel() > 2:
         found["output_change"] = float((y - y0).abs().mean()) / spread
     if e is not None and e0 is not None:
-        found["explanation_change"] = float(1 - torch.nn.functional.cosine_similarity(e, e0, dim=1).mean())
+        found["explanation_change"] = max(0.0, float(1 - torch.nn.functional.cosine_similarity(e, e0, dim=1).mean()))
     return found
 
 
@@ -218,6 +219,24 @@ def summary(session: Session, outcomes: list[Outcome]) -> Defences:
     advice = advise(rows, none)
     limit, why = query_limit(session, rows)
     return Defences(rows=rows, advice=advice, query_limit=limit, query_limit_why=why)
+
+
+def budget_figure(rows: list[DefenceRow]) -> Curves | None:
+    """What leaks against the explanations a client gets, as far as query limits were tried."""
+    names = {d.title for d in DEFENCES.values() if d.budget_share is not None}
+    points = sorted((r for r in rows if (r.name in names or r.group == "none") and r.rows and r.recovered is not None),
+                    key=lambda r: r.rows or 0)
+    if len(points) < 3:
+        return None
+    x = [float(r.rows or 0) for r in points]
+    return Curves(
+        id="defence-budget", title="What leaks against the explanations given", x_label="explanations per client",
+        y_label="training samples", alt="The number of recovered samples grows with the explanations given.",
+        series=[Series(name="recovered", x=x, y=[float(r.recovered or 0) for r in points]),
+                Series(name="of these clearly (> 0.9)", x=x, y=[float(r.clear or 0) for r in points]),
+                Series(name="by chance", x=x, y=[float(r.null or 0) for r in points])],
+        caption="Training samples recovered when a client is cut off after so many explanations, and what unseen "
+                "samples would score as guesses.")
 
 
 def advise(rows: list[DefenceRow], none: DefenceRow | None) -> list[str]:

@@ -76,8 +76,8 @@ def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, 
              f"No more training {noun} were recovered from {source} than chance would match: {verdict.count} of {of}.",
         limits=f"The other {of - verdict.count} did not pass the threshold at this budget; that is no proof that they "
                f"are safe." if verdict.count < of else "",
-        evidence=[null(f"Scored the same way, {verdict.null_count} of {len(subject.owner.unseen)} unseen {noun} pass "
-                       f"the threshold of {verdict.threshold:.3f} (one false positive in a hundred)."),
+        evidence=[null(f"Scored the same way, {verdict.unseen_passing} of {len(subject.owner.unseen)} unseen {noun} "
+                       f"pass the threshold of {verdict.threshold:.3f} (one false positive in a hundred)."),
                   Evidence(kind="interval", text=f"Recovered {verdict.count / of:.0%}; 95 % bootstrap interval over "
                                                  f"training and unseen {noun} {verdict.score.interval[0]:.0%} to "
                                                  f"{verdict.score.interval[1]:.0%}."),
@@ -138,8 +138,9 @@ def rows_of(subject: Subject, samples: Tensor, verdict: Verdict, chosen: list[in
     for i in chosen:
         j, k = int(verdict.score.match[i]), int(verdict.nearest_unseen[i])
         train.append(tile(owner.train[i], "", f"training image {i + 1}"))
-        found.append(tile(samples[j] if j >= 0 else None, f"{float(verdict.train_ncc[i]):.2f}",
-                          f"recovered, correlation {float(verdict.train_ncc[i]):.2f}"))
+        found.append(tile(samples[j], f"{float(verdict.train_ncc[i]):.2f}",
+                          f"recovered, correlation {float(verdict.train_ncc[i]):.2f}") if j >= 0 else
+                     tile(None, "none", "nothing was recovered"))
         unseen.append(tile(owner.unseen[k], f"{float(verdict.nearest_unseen_ncc[i]):.2f}",
                            f"closest unseen image, correlation {float(verdict.nearest_unseen_ncc[i]):.2f}"))
     return Pictures(
