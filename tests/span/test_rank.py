@@ -29,6 +29,11 @@ def test_one_value_at_the_floor_is_enough_below_a_cliff() -> None:
     assert decision.rank == 3 and decision.kind == "noise" and decision.gap > 1e3
 
 
+def test_a_floor_that_was_estimated_too_low_adds_no_rank() -> None:
+    s = torch.cat([torch.linspace(2, 0.1, 20), torch.tensor([8e-15, 3e-15]), torch.full((20,), 1e-16)]).double()
+    assert decide_rank(s, floor=2e-15).rank == 20
+
+
 def test_nothing_at_all() -> None:
     assert decide_rank(torch.zeros(0, dtype=torch.float64), floor=1e-15).kind == "zero"
     assert decide_rank(torch.zeros(4, dtype=torch.float64), floor=1e-15).rank == 0

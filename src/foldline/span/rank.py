@@ -26,6 +26,7 @@ SHORT_TAIL = 6          # the same when a budget ended the search: the p-value h
 MIN_GAP = 3.0           # a step smaller than this is not called a gap, however flat the tail
 ROUGH_GAP = 10.0        # the same for differences of values, whose errors are not all alike
 CLIFF = 1e3             # a noise gap this wide needs no long tail
+BLUR = 64.0             # how far off the estimated floor may be
 NEGLIGIBLE = 1e-5       # the paper's own rank threshold, relative to the largest singular value
 CONFIDENCE = 0.999
 
@@ -57,6 +58,11 @@ def decide_rank(s: Tensor, *, floor: float, negligible: float = NEGLIGIBLE, conf
     m = len(s)
     held = s.clamp_min(floor / 16)                              # below the arithmetic's floor sizes mean nothing
     above = int((s > floor).sum())                              # what stands clear of rounding
+    # The floor is an estimate: a cliff that ends within BLUR of it is the noise's, whatever stands just above.
+    clear = int((s > BLUR * floor).sum())
+    if 0 < clear < m and float(held[clear - 1] / held[clear]) >= CLIFF:
+        return RankDecision(clear, float(held[clear - 1] / held[clear]), max(floor, float(s[clear])), 1.0 / CLIFF,
+                            "noise", m - clear)
     last = tail_gap(held, above, negligible, min_tail, min_gap, 1.0 - confidence)
     if last is not None:
         return replace(last, noise_floor=float(s[last.rank]))
