@@ -292,7 +292,7 @@ def test_the_bound_fails_no_more_often_than_it_says() -> None:
 
 def test_probes_follow_from_the_tails_asked_for() -> None:
     assert probes_wanted(10, 0.05, 100.0) == math.ceil(800 * math.log(20))
-    assert probes_wanted(100, 0.05, None) == 256 and probes_wanted(1, 0.05, None) == 6000
+    assert probes_wanted(100, 0.05, None) == 256 and probes_wanted(1, 0.05, None) == 12000
 
 
 def test_certificate_counts_what_is_off() -> None:

@@ -51,16 +51,17 @@ def search_lines(values: Values, grid: Array, *, resolution: float, far: float, 
     t = grid.reshape(-1).astype(np.float64)
     f, eta = values(line, t)
     fold = np.zeros(len(t), dtype=bool)
-    noise = 1.0
+    noise, allowed = 1.0, 0.0
     for _ in range(MAX_ROUNDS):
         order = np.lexsort((t, line))
         line, t, f, eta, fold = line[order], t[order], f[order], eta[order], fold[order]
         linear, bent, off = covered(line, t, f, eta, fold)
-        if len(t) > CROWD * (int(fold.sum()) + 16 * lines) + 2 * grid.size and bent.any():
+        if len(t) > max(CROWD * (int(fold.sum()) + 16 * lines) + 2 * grid.size, allowed) and bent.any():
             # Bent everywhere, down to the smallest steps: that is not folds, the answers are worse than was thought.
-            worse = max(8.0, float(np.median(off[bent] / np.maximum(eta[bent], 1e-300))))
-            noise *= worse if looks_like_noise(t, off, bent) else 1.0
+            worse, of_noise = how_much_worse(t, off, eta, bent)
+            noise *= worse if of_noise else 1.0
             eta = worse * np.maximum(eta, 1e-300)
+            allowed = 1.5 * len(t)                                  # and see whether that was it
             linear, bent, off = covered(line, t, f, eta, fold)
         left = np.flatnonzero(~linear & (line[1:] == line[:-1]) & (np.diff(t) > resolution))     # interval i: (i, i+1)
         if len(left) == 0 or len(t) > max_points:
@@ -95,12 +96,17 @@ def search_lines(values: Values, grid: Array, *, resolution: float, far: float, 
     return replace(pieces_of(line, t, f, eta, fold, far), noise=noise)
 
 
-def looks_like_noise(t: Array, off: Array, bent: npt.NDArray[np.bool_]) -> bool:
-    """Bends that do not shrink with the step: those of folds shrink like it, those of curves like its square."""
+def how_much_worse(t: Array, off: Array, eta: Array, bent: npt.NDArray[np.bool_]) -> tuple[float, bool]:
+    """(factor on eta, is it noise?) from the bends at the smallest steps, where folds bend least.
+
+    Bends of noise do not shrink with the step; those of folds shrink like it, those of curves like its square.
+    """
     i = np.flatnonzero(bent)
     h = t[i + 1] - t[i - 1]
-    fine = h <= np.median(h)
-    return bool(fine.any() and (~fine).any() and np.median(off[i[fine]]) > 0.7 * np.median(off[i[~fine]]))
+    fine = h <= np.quantile(h, 0.25)
+    factor = max(8.0, float(np.median(off[i[fine]] / np.maximum(eta[i[fine]], 1e-300))))
+    rest = ~fine
+    return factor, bool(rest.any() and np.median(off[i[fine]]) > 0.5 * np.median(off[i[rest]]))
 
 
 def worst3(eta: Array, i: Index) -> Array:
