@@ -14,17 +14,19 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from foldline.randomness import Streams
-from foldline.reconstruction.kkt import deadline
+from foldline.reconstruction.kkt import Fit, deadline
 from foldline.reconstruction.noise_edge import noise_edge
 from foldline.results import Progress, silent
 
 STARTS = 64
+STALLS = 3              # rounds without one per cent less residual before it ends
+SLIDES = 8
 
 
 def solve_atoms(layers: list[nn.Linear], *, streams: Streams, low: Tensor | None, high: Tensor | None,
                 atoms: int | None = None, rounds: int = 20, seconds: float | None = None,
-                progress: Progress = silent) -> tuple[Tensor, Tensor, float]:
-    """(x (m, d), multipliers (m,), relative residual); atoms: at most so many, default twice the visible rank."""
+                progress: Progress = silent) -> Fit:
+    """atoms: at most so many, default twice the visible rank; the residual is relative to the part in the span."""
     W = [(p.weight.detach().double(), p.bias.detach().double() if p.bias is not None
           else p.weight.new_zeros(p.out_features).double()) for p in layers]
     A = torch.cat([W[0][0], W[0][1][:, None]], 1)                    # (h, d + 1)
@@ -34,17 +36,19 @@ def solve_atoms(layers: list[nn.Linear], *, streams: Streams, low: Tensor | None
     limit = atoms if atoms is not None else 2 * max(edge.rank, 1)
     X, c = torch.zeros(0, A.shape[1], dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
     residual, clock, rng = target, deadline(seconds), streams("starts")
+    stalled = 0
     for i in range(rounds):
-        X = torch.cat([X, promising(residual, W, B, low, high, rng)])
-        X, c = prune(X, target, W, limit)
-        X = slide(X, c, target, W, low, high)
-        X, c = prune(X, target, W, limit)
-        before, residual = float(residual.norm()), target - explained(X, c, W)
-        left = float(residual.norm() / target.norm())
-        progress("atoms", {"done": i + 1, "total": rounds, "atoms": len(X), "residual": left})
-        if clock() or float(residual.norm()) > 0.999 * before:
+        more, weights = prune(torch.cat([X, promising(residual, W, B, low, high, rng)]), target, W, limit)
+        more, weights = settle(more, weights, target, W, low, high, limit)
+        left, before = target - explained(more, weights, W), float(residual.norm())
+        if float(left.norm()) < before:
+            X, c, residual = more, weights, left
+        share = float(residual.norm() / target.norm())
+        progress("atoms", {"done": i + 1, "total": rounds, "atoms": len(X), "residual": share})
+        stalled = stalled + 1 if float(residual.norm()) > 0.99 * before else 0
+        if clock() or stalled == STALLS or share < 1e-6:
             break
-    return X[:, :-1], c.abs(), float(residual.norm() / target.norm())
+    return Fit(X[:, :-1], c.abs(), float(residual.norm() / target.norm()))
 
 
 def signal(X: Tensor, W: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -95,15 +99,27 @@ def prune(X: Tensor, target: Tensor, W: list[tuple[Tensor, Tensor]], limit: int)
     return X[order], c[order]
 
 
+def settle(X: Tensor, c: Tensor, target: Tensor, W: list[tuple[Tensor, Tensor]], low: Tensor | None,
+           high: Tensor | None, limit: int) -> tuple[Tensor, Tensor]:
+    """Slide and refit as long as the residual falls; a step that switches units the wrong way is halved."""
+    size, step = float((target - explained(X, c, W)).norm()), 1.0
+    for _ in range(SLIDES):
+        trial, weights = prune(slide(X, c, target, W, low, high, step), target, W, limit)
+        new = float((target - explained(trial, weights, W)).norm())
+        if new < size:
+            X, c, size = trial, weights, new
+        else:
+            step /= 3
+    return X, c
+
+
 def slide(X: Tensor, c: Tensor, target: Tensor, W: list[tuple[Tensor, Tensor]], low: Tensor | None,
-          high: Tensor | None, steps: int = 5) -> Tensor:
+          high: Tensor | None, step: float) -> Tensor:
     """With masks and weights held, the points are a linear least-squares problem: a damped step towards its answer."""
-    for _ in range(steps):
-        S = (signal(X, W) * c[:, None]).T                            # (h, m)
-        damp = 1e-3 * S.square().sum(0).mean() * torch.eye(len(X), dtype=X.dtype)
-        best = torch.linalg.solve(S.T @ S + damp, S.T @ target + damp @ X)
-        X = boxed(normalised(0.5 * X + 0.5 * normalised(best)), low, high)
-    return X
+    S = (signal(X, W) * c[:, None]).T                                # (h, m)
+    damp = 1e-3 * S.square().sum(0).mean() * torch.eye(len(X), dtype=X.dtype)
+    best = torch.linalg.solve(S.T @ S + damp, S.T @ target + damp @ X)
+    return boxed(normalised((1 - step) * X + step * normalised(best)), low, high)
 
 
 def normalised(X: Tensor) -> Tensor:

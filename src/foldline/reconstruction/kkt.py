@@ -6,14 +6,15 @@ over m candidates x_i with fixed signs y_i, half of them +1, by SGD with momentu
 and lambda. ReLU's derivative is smoothed to sigmoid(alpha z) in the backward pass only. Hyper-parameters: PRESETS has
 the ones the authors published for n = 500; search.py draws from the paper's ranges.
 
-Differs from the published code: no score against the training set while it runs, and it stops when the loss has not
-fallen by one per cent over a tenth of the epochs.
+Differs from the published code: no score against the training set while it runs; it stops when the loss has not
+fallen by one per cent over a tenth of the epochs; and a loop that diverges returns its best candidates and says so.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,16 @@ PRESETS: dict[str, dict[str, float]] = {
     "cifar10-a": {"lr": 0.5549, "sigma_x": 8.857e-4, "lambda_min": 0.4983, "alpha": 19.14},
     "cifar10-b": {"lr": 0.3462, "sigma_x": 4.474e-3, "lambda_min": 0.4936, "alpha": 21.68},
 }
+
+
+LOOK = 20               # epochs between looks at the clock and at the best so far
+
+
+class Fit(NamedTuple):
+    samples: Tensor         # (m, d)
+    weights: Tensor         # (m,) multipliers
+    residual: float         # of the stationarity, relative to the weights' norm
+    note: str = ""
 
 
 class SmoothedReLU(torch.autograd.Function):
@@ -48,8 +59,7 @@ class SmoothedReLU(torch.autograd.Function):
 def solve_kkt(layers: list[nn.Linear], *, streams: Streams, low: Tensor | None, high: Tensor | None, m: int = 200,
               preset: str | None = None, lr: float = 0.2821, lambda_lr: float = 1e-4, sigma_x: float = 1.742e-3,
               alpha: float = 19.21, lambda_min: float = 0.4153, epochs: int = 50_000,
-              seconds: float | None = None, progress: Progress = silent) -> tuple[Tensor, Tensor, float]:
-    """(x (m, d), lambda (m,), relative stationarity residual)"""
+              seconds: float | None = None, progress: Progress = silent) -> Fit:
     if preset is not None:
         if preset not in PRESETS:
             raise BadInput(f"There is no preset {preset!r}; known are {', '.join(PRESETS)}.")
@@ -67,25 +77,33 @@ def solve_kkt(layers: list[nn.Linear], *, streams: Streams, low: Tensor | None, 
     optimiser = torch.optim.SGD([{"params": [x], "lr": lr}, {"params": [lam], "lr": lambda_lr}], momentum=0.9)
     size = float(sum(p.detach().square().sum() for p in theta))
     clock = deadline(seconds)
-    watched, stationarity = float("inf"), float("inf")
+    watched, best, stationarity, note = math.inf, math.inf, math.inf, ""
+    kept = x.detach().clone(), lam.detach().clone()
     for epoch in range(epochs):
         optimiser.zero_grad()
         stationary = residual(forward(x), lam * y, theta)
         loss = stationary + 5 * (lambda_min - lam).clamp(min=0).square().sum()
         if low is not None and high is not None:
             loss = loss + (x - high).clamp(min=0).square().sum() + (low - x).clamp(min=0).square().sum()
+        stationarity = float(stationary.detach())
+        if not math.isfinite(float(loss.detach())):
+            note = f"The loop diverged after {epoch} epochs: take smaller learning rates. These are its best."
+            break
+        if epoch % LOOK == 0 and stationarity < best:
+            best, kept = stationarity, (x.detach().clone(), lam.detach().clone())
         loss.backward()
         optimiser.step()
-        stationarity = float(stationary)
         if epoch % max(1, epochs // 10) == 0:
             if not stationarity < 0.99 * watched:
                 break
             watched = stationarity
-        if epoch % 20 == 0:
+        if epoch % LOOK == 0:
             progress("kkt", {"done": epoch, "total": epochs, "residual": (stationarity / size) ** 0.5})
             if clock():
                 break
-    return x.detach(), lam.detach().clamp(min=0), (stationarity / size) ** 0.5
+    if not note and bool(x.isfinite().all() and lam.isfinite().all()):
+        best, kept = stationarity, (x.detach(), lam.detach())
+    return Fit(kept[0], kept[1].clamp(min=0), (best / size) ** 0.5, note)
 
 
 def forward_of(layers: list[nn.Linear], theta: list[Tensor], alpha: float) -> Callable[[Tensor], Tensor]:

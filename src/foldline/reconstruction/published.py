@@ -32,18 +32,19 @@ def reconstruct_published(network: nn.Module, *, method: Literal["kkt", "atoms"]
     low, high = (box[0] - offset, box[1] - offset) if box is not None else (None, None)     # rows, network coordinates
     if method == "kkt":
         from foldline.reconstruction.kkt import solve_kkt
-        samples, weights, loss = solve_kkt(layers, streams=streams, low=low, high=high, progress=progress, **settings)
+        fit = solve_kkt(layers, streams=streams, low=low, high=high, progress=progress, **settings)
     else:
         from foldline.reconstruction.atoms import solve_atoms
-        samples, weights, loss = solve_atoms(layers, streams=streams, low=low, high=high, progress=progress,
-                                             **settings)
+        fit = solve_atoms(layers, streams=streams, low=low, high=high, progress=progress, **settings)
     edge, _ = noise_edge(A)
-    weights = weights / weights.max().clamp(min=1e-300) if len(weights) else weights
-    samples, weights, evidence = best_first(samples, weights, {"multiplier": weights})
+    weights = fit.weights / fit.weights.max().clamp(min=1e-300) if len(fit.weights) else fit.weights
+    samples, weights, evidence = best_first(fit.samples, weights, {"multiplier": weights})
+    said = f"The stationarity residual is {fit.residual:.3g} of the weights' norm."
+    status = Status("diverged", f"{fit.note} {said}", tuple(notes)) if fit.note else Status("ok", said, tuple(notes))
     certificate = Leak(edge.rank, edge.edge, edge.gap, 0, int((weights >= 0.5).sum()), False)
     parameters = {"method": method, **{k: v for k, v in settings.items() if not isinstance(v, Tensor)}}
     return ReconstructionResult(
-        status=Status("ok", f"The stationarity residual is {loss:.3g} of the weights' norm.", tuple(notes)), queries=0,
+        status=status, queries=0,
         certificate=certificate, provenance=Provenance("reconstruct", streams.seed, parameters), samples=samples,
         weights=weights, evidence=evidence, estimated_n=len(samples), singular_values=edge.singular_values,
         image_shape=shape)

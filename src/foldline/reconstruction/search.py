@@ -61,10 +61,10 @@ def search_kkt(network: nn.Module, *, trials: int, rng: torch.Generator, m: int 
     while (number := len(finished(study))) < trials:
         drawn = ask(study, streams.integer(f"draw {number}") % 2**32)
         progress(f"trial {number + 1} of {trials}", {"done": number, "total": trials})
-        _, _, residual = solve_kkt(layers, streams=Streams(generator(streams.integer(f"trial {number}"))), low=low,
-                                   high=high, m=candidates, epochs=epochs, seconds=seconds, **drawn.params)
+        fit = solve_kkt(layers, streams=Streams(generator(streams.integer(f"trial {number}"))), low=low, high=high,
+                        m=candidates, epochs=epochs, seconds=seconds, **drawn.params)
         # Told as infinite, not as failed: a diverged trial is finished, and is not tried again.
-        study.tell(drawn, residual if math.isfinite(residual) else math.inf)
+        study.tell(drawn, math.inf if fit.note else fit.residual)
     return summary(study)
 
 

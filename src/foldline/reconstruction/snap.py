@@ -55,6 +55,8 @@ def descend(X: Tensor, Rl: Tensor, gauge: Tensor | None, rounds: int) -> Tensor:
         w = (X * X + eps * eps).pow(q / 2 - 1)                      # (k, p)
         # One product per candidate: BLAS beats an einsum that would form (k, r, p).
         G = torch.stack([(Rl * row) @ Rl.T for row in w])           # (k, r, r)
+        # A span of as many directions as live pixels makes it singular.
+        G += 1e-12 * G.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(len(Rl), dtype=G.dtype)
         C = torch.linalg.solve(G, anchor)
         C = scaled(C, Rl, gauge)
         X = C @ Rl
@@ -66,7 +68,8 @@ def scaled(C: Tensor, Rl: Tensor, gauge: Tensor | None) -> Tensor:
     """Coefficients of images: gauge . c = 1 where the span carries a constant, else the brightest pixel is 1."""
     if gauge is not None:
         g = C @ gauge
-        return C / torch.where(g.abs() < 1e-9 * C.norm(dim=1), torch.ones_like(g), g)[:, None]
+        size = C.norm(dim=1).clamp(min=1e-300)                      # left as it is, it would grow in every round
+        return C / torch.where(g.abs() <= 1e-9 * size, size, g)[:, None]
     X = C @ Rl
     flip = torch.where(X.sum(1) < 0, -1.0, 1.0)
     top = (X * flip[:, None]).amax(1).clamp(min=1e-12)

@@ -1,0 +1,80 @@
+"""fl.reconstruct_from_span: the same images from gradients, SmoothGrad and values, without the weights."""
+
+import pytest
+import torch
+from planted import MNIST, network_of, planted, trained
+from torch import Tensor, nn
+
+import foldline as fl
+from foldline.errors import BadInput
+from foldline.oracles.explain import smoothgrad_oracle
+
+
+@pytest.mark.parametrize("access", ["gradients", "smoothgrad"])
+def test_a_trained_network_that_explains_itself_gives_its_training_set_away(access: str) -> None:
+    v = trained()
+    oracle = fl.gradient_oracle(v.module) if access == "gradients" else \
+        smoothgrad_oracle(v.module, samples=10, rng=fl.generator(9))
+    span = fl.recover_span(oracle, rng=fl.generator(2))
+    found = fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST, mean=v.mean)
+    score = fl.score_reconstruction(found.samples + v.mean, v.data.x, v.data.x_unseen, image_shape=MNIST)
+    assert found.queries == oracle.used <= 20 + 20
+    assert score.recovered >= 0.9 and score.unseen_above["0.9"] == 0
+    assert found.status.ok and str(found.queries) in found.status.message
+
+
+def test_the_mean_may_be_unknown() -> None:
+    v = trained()
+    span = fl.recover_span(fl.gradient_oracle(v.module), rng=fl.generator(2))
+    found = fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST)
+    # Centred rows, compared with centred rows.
+    score = fl.score_reconstruction(found.samples, v.data.x - v.mean, v.data.x_unseen - v.mean)
+    assert score.recovered >= 0.5
+    assert "mean is not known" in " ".join(found.status.notes) and found.certificate.exact == 0
+
+
+def test_values_alone_are_enough() -> None:
+    network, mean, x, unseen = planted(8, h=40, noise=0.0)
+    f = fl.value_oracle(network)
+    span = fl.recover_span(f, rng=fl.generator(0))
+    found = fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST, mean=mean)
+    score = fl.score_reconstruction(found.samples + mean, x, unseen)
+    assert score.recovered >= 0.85
+    assert found.queries == f.used <= 1.1 * (8 + 20) * 785
+
+
+def test_out_of_budget_the_best_so_far_is_unmixed_and_said_to_be() -> None:
+    v = trained()
+    span = fl.recover_span(fl.gradient_oracle(v.module, budget=12), rng=fl.generator(2))
+    found = fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST, mean=v.mean)
+    assert found.queries <= 12 and "incomplete (budget)" in " ".join(found.status.notes)
+    assert not found.certificate.n_is_exact
+
+
+def constant(d: int = 784) -> nn.Sequential:
+    network = network_of(torch.zeros(5, d + 1, dtype=torch.float64))
+    return network
+
+
+def linear(d: int = 784) -> Tensor:
+    return torch.randn(1, d + 1, generator=fl.generator(0), dtype=torch.float64)
+
+
+def test_spans_that_say_nothing() -> None:
+    zero = fl.recover_span(fl.gradient_oracle(constant()), rng=fl.generator(0))
+    assert fl.reconstruct_from_span(zero, rng=fl.generator(0)).status.code == "no_gap"
+    one = fl.recover_span(fl.gradient_oracle(network_of(linear().expand(4, -1))), rng=fl.generator(0))
+    found = fl.reconstruct_from_span(one, rng=fl.generator(0))
+    assert found.status.code == "condensed" and len(found.samples) == 0 and found.queries == one.queries
+    full = torch.randn(60, 26, generator=fl.generator(1), dtype=torch.float64)
+    every = fl.recover_span(fl.gradient_oracle(network_of(full)), rng=fl.generator(0))
+    assert fl.reconstruct_from_span(every, rng=fl.generator(0)).status.code == "full_rank"
+
+
+def test_wrong_shape_and_mean_are_refused() -> None:
+    v = trained()
+    span = fl.recover_span(fl.gradient_oracle(v.module), rng=fl.generator(2))
+    with pytest.raises(BadInput, match="image_shape"):
+        fl.reconstruct_from_span(span, rng=fl.generator(0), image_shape=(10, 10))
+    with pytest.raises(BadInput, match="mean must be"):
+        fl.reconstruct_from_span(span, rng=fl.generator(0), mean=torch.zeros(3))

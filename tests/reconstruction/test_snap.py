@@ -1,0 +1,57 @@
+"""Snapping: blurred candidates become pixel-exact, and nothing that is a mixture passes as exact."""
+
+import pytest
+import torch
+from planted import mnist
+from torch import Tensor
+
+import foldline as fl
+from foldline.reconstruction.peel import ncc, orthonormal
+from foldline.reconstruction.snap import measure, scaled, snap
+
+
+def span(n: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    """(images, an orthonormal basis of their span, the gauge that is 1 for each of them)"""
+    x, _ = mnist(n)
+    mix = torch.randn(n, n, generator=fl.generator(1), dtype=torch.float64)
+    R, gauge = orthonormal(mix @ x, mix @ torch.ones(n, dtype=torch.float64))
+    assert gauge is not None
+    return x, R, gauge
+
+
+def blurred(x: Tensor, size: float, seed: int = 0) -> Tensor:
+    other = torch.randn(len(x), len(x), generator=fl.generator(seed), dtype=torch.float64)
+    return x + size * (other @ x) / len(x) ** 0.5
+
+
+@pytest.mark.parametrize("with_gauge", [True, False])
+def test_blurred_candidates_become_exact(with_gauge: bool) -> None:
+    x, R, gauge = span()
+    start = blurred(x, 0.3)
+    before = ncc(start, x).diagonal()
+    found = snap(start, R, gauge if with_gauge else None)
+    after = ncc(found.coefficients @ R, x).diagonal()
+    assert float(before.median()) < 0.98
+    assert int((after > 0.9999).sum()) >= 11                # the anchor of one may lead to a sparser neighbour
+    assert bool(found.exact[after > 0.9999].all())
+    if with_gauge:
+        assert float((found.coefficients @ R - x)[after > 0.9999].abs().max()) < 0.02
+        assert torch.allclose(found.coefficients @ gauge, torch.ones(12, dtype=torch.float64))
+
+
+def test_what_is_exact_stays_and_mixtures_are_not_exact() -> None:
+    x, R, _ = span()
+    assert bool(measure(x @ R.T, R).exact.all())
+    assert not bool(measure(blurred(x, 0.3) @ R.T, R).exact.any())          # ink outside the box
+    mean = x.mean(0, keepdim=True) @ R.T                                   # inside the box, but on no edge of it
+    one = measure(mean, R)
+    assert float(one.violation) < 1e-9 and not bool(one.exact)
+
+
+def test_scaling_without_a_gauge_brings_the_brightest_pixel_to_one() -> None:
+    x, R, _ = span()
+    c = scaled(-3 * x @ R.T, R, None)
+    assert torch.allclose((c @ R).amax(1), torch.ones(12, dtype=torch.float64))
+    assert float((c @ R).sum(1).min()) > 0
+    weak = scaled(torch.zeros(1, len(R), dtype=torch.float64), R, torch.ones(len(R), dtype=torch.float64))
+    assert bool(weak.isfinite().all())                      # a component without any gauge is not blown up

@@ -1,0 +1,108 @@
+"""Unmixing on sources that are known, and against a slow optimiser of the same likelihood."""
+
+import pytest
+import torch
+from planted import MNIST, mnist
+from torch import Tensor
+
+import foldline as fl
+from foldline.reconstruction.features import edge_features, features_for, guessed_shape, plain_features
+from foldline.reconstruction.unmix import cauchy_loss, fast_ica, independence, likelihood, orthogonal, whiten
+
+
+def sources(q: int = 6, N: int = 4000, seed: int = 0) -> Tensor:
+    """Sparse and correlated a little, as the edges of real images are."""
+    rng = fl.generator(seed)
+    s = torch.randn(q, N, generator=rng, dtype=torch.float64) ** 3
+    return s + 0.1 * s.roll(1, 0)
+
+
+def mixed(q: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+    M = torch.randn(q, q, generator=fl.generator(seed + 100), dtype=torch.float64)
+    return M @ sources(q, seed=seed), M
+
+
+def purity(C: Tensor) -> Tensor:
+    """How much of each row is its largest entry: 1 for a permutation."""
+    return C.abs().amax(1) / C.norm(dim=1)
+
+
+def test_whitening_has_unit_second_moment_and_an_inverse() -> None:
+    x, _ = mixed()
+    doubled = torch.cat([x, x[:1]])                                 # one direction twice: dropped
+    w = whiten(doubled)
+    z = w.K @ doubled
+    assert w.z.shape == (6, 4000)
+    assert torch.allclose(z @ z.T / 4000, torch.eye(6, dtype=torch.float64), atol=1e-8)
+    assert torch.allclose(w.K @ w.K_inverse, torch.eye(6, dtype=torch.float64), atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sparse_sources_come_back_up_to_order_and_scale(seed: int) -> None:
+    x, M = mixed(seed=seed)
+    w = whiten(x)
+    C = fast_ica(w.z, rng=fl.generator(seed))
+    assert torch.allclose(C @ C.T, torch.eye(6), atol=1e-4)
+    better = likelihood(C, w.z, rounds=200)
+    # The likelihood drops the constraint that the sources be uncorrelated, and these are correlated.
+    assert float(purity(better.double() @ w.K @ M).min()) > 0.99
+    assert float(purity(better.double() @ w.K @ M).mean()) >= float(purity(C.double() @ w.K @ M).mean()) - 1e-3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_likelihood_is_where_a_slow_optimiser_ends(seed: int) -> None:
+    x, _ = mixed(seed=seed)
+    w = whiten(x)
+    start = fast_ica(w.z, rng=fl.generator(seed))
+    quick, _ = cauchy_loss(likelihood(start, w.z, rounds=300), w.z)
+    slow = start.double().clone().requires_grad_(True)
+    z = w.z.double()
+    optimiser = torch.optim.LBFGS([slow], lr=0.5, max_iter=500, tolerance_change=1e-10, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = torch.log1p((slow @ z).square()).mean(1).sum() - torch.linalg.slogdet(slow)[1]
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    assert abs(quick - float(closure().detach())) < 5e-3
+
+
+def test_the_loss_never_rises() -> None:
+    x, _ = mixed(seed=5)
+    z = whiten(x).z
+    C = orthogonal(torch.randn(6, 6, generator=fl.generator(0)))
+    losses = [cauchy_loss(likelihood(C, z, rounds=k), z)[0] for k in (0, 1, 3, 10, 50)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_fixed_rows_keep_their_direction() -> None:
+    x, _ = mixed(seed=1)
+    z = whiten(x).z
+    C = torch.randn(6, 6, generator=fl.generator(3))
+    fixed = torch.tensor([True, False, True, False, False, False])
+    moved = likelihood(C, z, fixed=fixed, rounds=50)
+    cosine = (moved * C).sum(1) / (moved.norm(dim=1) * C.norm(dim=1))
+    assert torch.allclose(cosine[fixed], torch.ones(2), atol=1e-5)
+    assert float(cosine[~fixed].min()) < 0.999
+
+
+def test_independence_ranks_images_above_their_mixtures() -> None:
+    x, _ = mnist(12)
+    w = whiten(edge_features(x, MNIST))
+    C = w.K_inverse                                                 # rows of K_inverse z are the images' own features
+    mix = torch.randn(12, 12, generator=fl.generator(0), dtype=torch.float64) @ C
+    assert float(independence(C, w.z).min()) > float(independence(mix, w.z).max())
+
+
+def test_features_are_linear_up_to_a_common_scale_and_know_their_shapes() -> None:
+    x, _ = mnist(12)
+    f = features_for(MNIST)
+    both = f(torch.cat([x, x[:1] + 2 * x[1:2]]))
+    assert torch.allclose(both[-1], both[0] + 2 * both[1], atol=1e-9)
+    assert both.shape[1] > 4 * 784
+    colour = torch.rand(5, 192, generator=fl.generator(0), dtype=torch.float64)
+    assert edge_features(colour, (8, 8, 3)).shape[1] > edge_features(colour[:, :64], (8, 8)).shape[1] * 3
+    assert guessed_shape(784) == (28, 28) and guessed_shape(3072) == (32, 32, 3) and guessed_shape(30) is None
+    assert plain_features(torch.tensor([[1.0, 0.0], [3.0, 0.0]])).shape == (2, 1)       # an empty column says nothing
