@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -83,15 +83,18 @@ command.__doc__ = HELP
 def extract(target: str, source: str, method: str, hidden: int | None, link: str, output: int, probes: int | None,
             dim: int | None, seed: int, budget: int | None, run: Path | None) -> Extraction:
     import foldline as fl
+    from foldline.extract.gradients import extract_from_gradients
+    from foldline.extract.values import extract_from_values
     rng = fl.generator(seed)
+    chosen = cast(Any, method)                                       # checked by the caller
     with progress("extract") as bar:
         if source == "gradients":
             g = fl.gradient_oracle(target, output, budget, dim=dim, run=run)
-            return fl.extract_from_gradients(g, rng=rng, method=method, hidden=hidden, link=link,
-                                             probes=probes or 4, progress=bar)
+            return extract_from_gradients(g, rng=rng, method=chosen, hidden=hidden, link=cast(Any, link),
+                                          probes=probes or 4, progress=bar)
         f = fl.value_oracle(target, budget, dim=dim, run=run)
-        return fl.extract_from_values(f, rng=rng, method=method, hidden=hidden, link=link, probes=probes or 8,
-                                      progress=bar)
+        return extract_from_values(f, rng=rng, method=chosen, hidden=hidden, link=cast(Any, link),
+                                   probes=probes or 8, progress=bar)
 
 
 def show(found: Extraction, json_out: str | None) -> None:

@@ -166,8 +166,7 @@ class Measure:
 
     def value(self, p: Tensor, t: Tensor) -> Tensor:
         """(n, k): the line's own value at t in piece p"""
-        i = self.pick[p]
-        return self.line.value[i] + self.line.slope[i] * (t - self.line.base[i])[:, None]
+        return self.line.at(self.pick[p], t)
 
     def __call__(self, t: Tensor, step: Tensor, J: Tensor, which: Tensor) -> None:
         mask = torch.zeros(step.shape, dtype=torch.bool)
@@ -270,8 +269,8 @@ def assembled(line: FoldLine, frame: Frame, pick: Tensor, J: Tensor, r: Tensor, 
     b = -line.t - W @ frame.x0
     first = int(pick[0])
     P = (torch.outer(line.slope[first], frame.u) + J[0].T @ frame.E) / length2           # (k, d)
-    x = frame.at(line.base[first:first + 1])[0]
-    q = line.value[first] - P @ x
+    near = line.support[first, line.support[first].abs().argmin()][None]
+    q = line.at(pick[:1], near)[0] - P @ frame.at(near)[0]
     u = Units(W, b, line.jump.T, P, q)
     if known is not None:
         # The affine part is what makes the known piece zero.

@@ -95,6 +95,7 @@ class FoldLine:
     value: Tensor
     slope: Tensor
     support: Tensor                                          # (m + 1, 2): where each piece was asked, and
+    support_value: Tensor                                    # (m + 1, 2, k): what was answered, and
     support_error: Tensor                                    # (m + 1, 2): how far off those answers may be
     ends: tuple[float, float]
     open: tuple[tuple[float, float], ...]
@@ -104,6 +105,13 @@ class FoldLine:
     @property
     def complete(self) -> bool:
         return not self.open
+
+    def at(self, piece: Tensor, t: Tensor) -> Tensor:
+        """(n, k): the piece's own line at t, from its nearer support: far ones would cost digits."""
+        near = (self.support[piece] - t[:, None]).abs().argmin(1)    # (n,)
+        from_t = self.support[piece, near]
+        value: Tensor = self.support_value[piece, near] + self.slope[piece] * (t - from_t)[:, None]
+        return value
 
     def value_error(self, piece: Tensor, t: Tensor) -> Tensor:
         """(n,): how far off the piece's own line may be at t"""
@@ -323,6 +331,7 @@ def assemble(search: ValueSearch, ends: tuple[float, float]) -> FoldLine:
         t=torch.tensor(t, dtype=torch.float64), jump=table(jump), error=torch.tensor(error, dtype=torch.float64),
         base=torch.tensor(base, dtype=torch.float64), value=table(values), slope=table([p.slope for p in order]),
         support=torch.tensor([[p.t1, p.t2] for p in order], dtype=torch.float64),
+        support_value=torch.tensor(np.array([[p.y1, p.y2] for p in order]).reshape(len(order), 2, k)),
         support_error=torch.tensor([[p.e1, p.e2] for p in order], dtype=torch.float64), ends=ends, open=stuck,
         rows=len(search.asked),
         samples=(torch.tensor([a for a, _ in search.asked], dtype=torch.float64),

@@ -43,7 +43,7 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
     """The network behind a value oracle.
 
     link: what the target ends in. "auto" looks at one answer: a row of several positive numbers that sums to one is
-    taken for a softmax, numbers strictly between 0 and 1 for sigmoids (and for themselves if that fails).
+    taken for a softmax, numbers strictly between 0 and 1 for a sigmoid if they also bend.
 
     method="bisection" is the paper's Algorithm 1-MQ, which needs `hidden` and takes l, epsilon, step (s) and delta.
     probes: fresh points that the certificate rests on. max_folds bounds the search on targets that are no such network.
@@ -64,20 +64,19 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
             outputs, link = seen.shape[1], link_of(seen)
         except BudgetExhausted:
             link = "identity"
-    if link == "identity":
-        return Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
-    inverse = link
+    guessed = seen is not None and link == "sigmoid"
+    if link == "identity" or guessed:
+        # Numbers between 0 and 1 need not be probabilities: they are if they bend.
+        plain = Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
+        if not guessed or plain.status.code != "not_piecewise_linear":
+            return plain
+    inverse: Literal["sigmoid", "softmax"] = "softmax" if link == "softmax" else "sigmoid"
     logits = f.wrap(lambda s: Unlinked.over(s, inverse, outputs))
     assert isinstance(logits, ValueOracle)
     found = Run(logits, streams, probes, max_folds, progress, start, far=NEAR, loose=LOOSE).result()
-    if link == "sigmoid" and not found.status.ok:
-        # Numbers between 0 and 1 need not be probabilities.
-        plain = Run(f, streams, probes, max_folds, progress, start).result()
-        if plain.status.ok:
-            return plain
-    note = f"The answers look like a {link}: it was inverted first, and the certificate is on the logits."
+    note = f"The answers look like a {inverse}: it was inverted first, and the certificate is on the logits."
     status = Status(found.status.code, found.status.message, (*found.status.notes, note))
-    return replace(found, status=status, network=linked(found.network, link))
+    return replace(found, status=status, network=linked(found.network, inverse))
 
 
 class Run:
@@ -95,8 +94,6 @@ class Run:
         self.units = Units.none(torch.zeros(k, d, dtype=torch.float64), torch.zeros(k, dtype=torch.float64))
         self.floor: NoiseFloor | None = None
         self.certificate = FunctionCertificate.of(torch.zeros(0), tolerance=0.0, distribution=self.region.name)
-        self.x: list[Tensor] = []
-        self.y: list[Tensor] = []
         self.lines: list[FoldLine] = []
         self.row_error = 0.0                                         # of the function's slope, for reasons of precision
         self.rounding = 0.0
@@ -114,8 +111,6 @@ class Run:
     def ask(self, x: Tensor) -> Tensor:
         x = self.oracle.snap(self.region.clamp(x))
         y = self.oracle(x).double()
-        self.x.append(x)
-        self.y.append(y)
         if self.floor is not None and self.floor.kind == "arithmetic":
             # The first stretch may have been flat: what rounding does follows the largest sums seen.
             grown = (y.abs().amax(1) / (x.norm(dim=1) / self.floor.radius).clamp_min(1.0)).max()
