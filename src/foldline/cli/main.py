@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -22,8 +21,19 @@ from foldline.cli.common import Authorised, check_json, report_crash, say
 from foldline.errors import FoldlineError
 from foldline.oracles.authorisation import authorised
 
-COMMANDS = ("audit", "probe", "train", "span", "extract", "learn", "imitate", "reconstruct", "obfuscate", "serve",
-            "report")
+COMMANDS = {
+    "audit": "Attack a model as a stranger would, and report what it gave away.",
+    "probe": "What a target answers: sizes, kind, rounding, noise, speed.",
+    "train": "Train a victim by a named recipe, to attack it and judge the attack.",
+    "span": "Which directions of its input a target reads.",
+    "extract": "Rebuild a one-hidden-layer network exactly.",
+    "learn": "Learn a one-hidden-layer network, degenerate ones too.",
+    "imitate": "Train a student on few explained queries.",
+    "reconstruct": "Training images out of weights, or out of a black box.",
+    "obfuscate": "Noise that a target cannot see.",
+    "serve": "A model behind a real HTTP API, with any defence switched on.",
+    "report": "Write a report's HTML, JSON, SARIF and JUnit again.",
+}
 INTERRUPTED = 130
 BUG = 70
 
@@ -100,9 +110,9 @@ def stopped(*, has_run: bool = False) -> None:
     say(f"[yellow]Stopped.[/]{kept}")
 
 
-for _name in COMMANDS:
-    if find_spec(f"foldline.cli.{_name}"):
-        app.command(_name)(guarded(import_module(f"foldline.cli.{_name}").command))
+for _name, _summary in COMMANDS.items():
+    _command = import_module(f"foldline.cli.{_name}").command
+    app.command(_name, help=inspect.getdoc(_command), short_help=_summary)(guarded(_command))
 
 
 def main() -> None:
