@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import foldline as fl
-from foldline.errors import BudgetExhausted
+from foldline.cli.main import app
+from foldline.errors import BudgetExhausted, FoldlineError
 from foldline.extract.learn_certificate import certify, probes_wanted
 from foldline.extract.learn_handover import Allowance
 from foldline.extract.learn_pieces import line_grid, search_lines
@@ -179,11 +184,12 @@ def test_same_seed_same_network() -> None:
 # Bad input.
 
 
-@pytest.mark.parametrize("value", [0.0, 3.5])
+@pytest.mark.parametrize("value", [0.0, 3.7, -1e6 / 3])
 def test_constants(value: float) -> None:
     found = learn(lambda x: torch.full((len(x), 1), value, dtype=D), 5)
     assert found.status.ok and found.units == 0
-    assert float((found.network(torch.randn(10, 5, dtype=D, generator=fl.generator(0))) - value).abs().max()) < 1e-12
+    y = found.network(torch.randn(10, 5, dtype=D, generator=fl.generator(0)))
+    assert float((y - value).abs().max()) < 1e-12 * max(1, abs(value))
 
 
 def test_linear() -> None:
@@ -331,3 +337,27 @@ def test_progress_history_and_json() -> None:
     torch.testing.assert_close(x, found.trace.learnt, atol=1e-4 * float(x.abs().max()), rtol=0)
     data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert data["status"]["ok"] and data["certificate"]["probes"] == found.certificate.probes
+
+
+@pytest.mark.parametrize(("extra", "code"), [
+    ([], 0), (["--budget", "40"], 3), (["--epsilon", "0"], 2), (["--method", "magic"], 2), (["--plot", "line.txt"], 2),
+    (["--out", "no/such/folder/x.safetensors"], 2)])
+def test_command(tmp_path: Path, extra: list[str], code: int) -> None:
+    weights = tmp_path / "net.safetensors"
+    fl.save(generic(5, 3, 15), weights)
+    done = CliRunner().invoke(app, ["learn", f"weights:{weights}", *extra])
+    # main() turns the error into its exit code; here it arrives as it was raised.
+    assert (done.exception.exit_code if isinstance(done.exception, FoldlineError) else done.exit_code) == code
+    assert code == 2 or "certificate" in done.stdout
+
+
+def test_command_writes_network_plot_and_json(tmp_path: Path) -> None:
+    net = generic(5, 3, 15)
+    fl.save(net, tmp_path / "net.safetensors")
+    done = subprocess.run([sys.executable, "-m", "foldline", "learn", "weights:net.safetensors", "--out",
+                           "learnt.safetensors", "--plot", "line.svg", "--json", "-"], text=True, capture_output=True,
+                          cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"]["ok"]                  # stdout is JSON and nothing else
+    assert relative(net, fl.load(tmp_path / "learnt.safetensors"), 3) < 1e-6
+    assert (tmp_path / "line.svg").read_text().lstrip().startswith("<?xml")

@@ -11,10 +11,10 @@ from foldline.extract.learn_certificate import LearnCertificate, certify, probes
 from foldline.extract.learn_handover import extracted
 from foldline.extract.learn_lines import LineReport, add_units_of_line
 from foldline.extract.learn_merge import merge_within
-from foldline.extract.learn_model import Array, Asker, Model, fold_into_affine
+from foldline.extract.learn_model import EPS, Array, Asker, Model, fold_into_affine
 from foldline.extract.learn_noise import measure_noise
 from foldline.extract.learn_pieces import line_grid
-from foldline.extract.learn_polish import HELD_OUT, grow, polish
+from foldline.extract.learn_polish import HELD_OUT, MOST_PARAMETERS, grow, polish
 from foldline.extract.learn_result import LearnResult, Trace
 from foldline.oracles.protocols import ValueOracle
 from foldline.randomness import Streams
@@ -60,7 +60,10 @@ class Run:
 
     @property
     def sd(self) -> float:
-        return float(np.sqrt(self.y.var(0).sum())) if len(self.y) else 0.0
+        if not len(self.y):
+            return 0.0
+        sd = float(np.sqrt(self.y.var(0).sum()))
+        return sd if sd > 64 * EPS * float(np.abs(self.y).max()) else 0.0       # a constant's rounding is no size
 
     @property
     def target(self) -> float:
@@ -182,7 +185,9 @@ class Run:
         growing: also add units that only the sample speaks for. Rows are left for a certificate.
         """
         size = self.best.h * (self.d + 1) + self.d + 1
-        want = min(max(8 * size, 200 * self.d, 2000), 20_000) - len(self.x)
+        # Too many parameters to fit them all: then only the output weights are, and they need fewer rows.
+        enough = max(8 * size, 200 * self.d, 2000) if size <= MOST_PARAMETERS else 3 * (self.best.h + self.d + 1)
+        want = enough - len(self.x)
         remaining = self.ask.oracle.remaining
         if remaining is not None:
             want = min(want, remaining if self.out_of_budget else remaining - self.fresh)
