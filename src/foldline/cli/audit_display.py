@@ -68,7 +68,7 @@ class Display:
         mark = "[green]done[/]" if status.ok else f"[yellow]{status.code}[/]"
         rows = sum(r.rows for r in outcome.ledger)
         self.state[name] = (mark, f"{rows:,}" if rows else "", took)
-        first = outcome.findings[0].what.partition(". ")[0] + "." if outcome.findings else \
+        first = outcome.findings[0].what.partition(". ")[0].rstrip(".") + "." if outcome.findings else \
             outcome.row.status if outcome.row is not None and outcome.row.status else status.message
         self.line(f"{step.stage.title}: {status.code}, {rows:,} rows, {took:.1f} s. {first}")
 
