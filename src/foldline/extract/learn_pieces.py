@@ -179,14 +179,15 @@ def pieces_of(line: Index, t: Array, f: Array, eta: Array, fold: npt.NDArray[np.
         if len(asked) == 0:                                         # a piece whose inside no one has seen
             i = j
             continue
-        m, radius = vantage(t[asked], -np.inf if first else t[i], np.inf if last else t[j], far)
-        if not radius > 0:
+        m, room = vantage(t[asked], -np.inf if first else t[i], np.inf if last else t[j], far)
+        if not room > 0:
             i = j
             continue
-        out.append((line[i], t[i], t[j], slope, (eta[i] + eta[j]) / length, f[asked[m]], t[asked[m]], radius))
+        out.append((line[i], t[i], t[j], slope, (eta[i] + eta[j]) / length, f[asked[m]], t[asked[m]], room))
         i = j
     table = np.array(out, dtype=np.float64).reshape(-1, 8)
-    return Pieces(table[:, 0].astype(np.int64), *(table[:, c] for c in range(1, 8)))
+    start, stop, slope, error, value, middle, radius = (table[:, c] for c in range(1, 8))
+    return Pieces(table[:, 0].astype(np.int64), start, stop, slope, error, value, middle, radius)
 
 
 def vantage(t: Array, low: float, high: float, far: float) -> tuple[int, float]:
