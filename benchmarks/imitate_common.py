@@ -105,16 +105,20 @@ def queries(name: str, kind: str, n: int, rng: torch.Generator) -> Tensor:
 
 
 def one(file: str, *, name: str, model: str, student: str, kind: str, explain: str | None, n: int, seed: int,
-        target_seed: int, sigma_times: float = 1.0, samples: int = 10, steps: int | None = None) -> dict[str, Any]:
+        target_seed: int, sigma_times: float = 1.0, samples: int = 10, steps: int | None = None,
+        committee: int | None = None) -> dict[str, Any]:
     """One row: asked, taught, scored on the 10,000 test images. Rows that are in the file already are read from it."""
     case = {"data": name, "target": model, "student": student, "queries_from": kind, "explain": explain, "n": n,
             "seed": seed, "target_seed": target_seed}
     if explain == "smoothgrad":
         case |= {"sigma_times": sigma_times, "samples": samples}
+    fixed = {k: v for k, v in (("steps", steps), ("committee", committee)) if v is not None}
+    case |= {f"fixed_{k}": v for k, v in fixed.items()}     # rows of a shortened run stand apart
     path = RESULTS / file
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     for row in done:
-        if all(row.get(k) == v for k, v in case.items()):
+        same = {k for k in row if k.startswith("fixed_")} == {f"fixed_{k}" for k in fixed}
+        if same and all(row.get(k) == v for k, v in case.items()):
             return row
     f = target(model, name, target_seed)
     streams = Streams(fl.generator(1000 + seed))
@@ -123,7 +127,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
     cpu = time.process_time()
     try:
         result = fl.imitate(f, network(student, name, streams("student")), x, explain, rng=streams("imitate"),
-                            samples=samples, sigma=sigma_times * PIXEL_STD[name], steps=steps)
+                            samples=samples, sigma=sigma_times * PIXEL_STD[name], **fixed)
         d = data(name)
         score = score_imitation(result.network, f, d.pixels_test.float() / d.white, d.y_test)
         row = {**case, **asdict(score), **as_row(result)}
@@ -139,6 +143,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
 def line(row: dict[str, Any]) -> str:
     what = f"{row['data']:7} {row['target']:8} by {row['student']:8} {row['queries_from']:8} {row['explain']!s:11} " \
            f"n {row['n']:5} seed {row['seed']}"
+    what += "".join(f" {k.removeprefix('fixed_')} {v}" for k, v in row.items() if k.startswith("fixed_"))
     if "accuracy" not in row:
         return f"{what}  {row['status']}: {row.get('error', '')}"
     share = row["accuracy"] / row["target_accuracy"]

@@ -50,6 +50,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--targets", type=int, default=1, help="how many different targets the seeds go round")
     parser.add_argument("--sigma-times", type=float, default=1.0, help="SmoothGrad's sigma over the pixels' deviation")
+    parser.add_argument("--steps", type=int, help="shorter training than the default; such rows stand apart")
+    parser.add_argument("--committee", type=int, help="another committee than the default; such rows stand apart")
     parser.add_argument("--quick", action="store_true", help="one seed, at most 10 queries or 100 values")
     parser.add_argument("--table", action="store_true", help="only print what the results file holds")
     given = parser.parse_args()
@@ -62,7 +64,8 @@ def main() -> None:
                 continue
             for seed in range(1 if given.quick else given.seeds):
                 print(ic.line(ic.one(FILE, name="mnist", model=model, student=student, kind=kind, explain=explain, n=n,
-                                     seed=seed, target_seed=seed % given.targets, sigma_times=given.sigma_times)),
+                                     seed=seed, target_seed=seed % given.targets, sigma_times=given.sigma_times,
+                                     steps=given.steps, committee=given.committee)),
                       flush=True)
 
 
@@ -71,7 +74,7 @@ def table() -> None:
     groups = defaultdict(list)
     for row in rows:
         groups[row["target"], row["student"], row["queries_from"], row["explain"] or "values",
-               row.get("sigma_times", ""), row["n"]].append(row)
+               row.get("sigma_times", ""), row["n"], row.get("fixed_steps"), row.get("fixed_committee")].append(row)
     print("| target | student | queries | answers | n | accuracy | of the target's | agreement | seeds | cpu s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for key, some in sorted(groups.items(), key=str):
@@ -85,6 +88,7 @@ def table() -> None:
         agree = statistics.mean(r["agreement"] for r in good)
         cpu = statistics.mean(r["cpu_seconds"] for r in good)
         sigma = f" ({key[4]:g} sigma_D)" if key[4] != "" else ""
+        sigma += "".join(f", {k} {v}" for k, v in zip(("steps", "committee"), key[6:], strict=True) if v is not None)
         print(f"| {key[0]} | {key[1]} | {key[2]} | {key[3]}{sigma} | {key[5]} | {mean:.4f} (worst {low:.4f}) | "
               f"{share:.1%} | {agree:.4f} | {len(good)} of {len(some)} | {cpu:.0f} |")
 

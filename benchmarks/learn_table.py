@@ -91,7 +91,7 @@ def run(case: str, method: str, seed: int) -> dict[str, object]:
     try:
         found, asked, status = METHODS[method](net, rows, seed)
         seconds = time.perf_counter() - start
-        error = relative_error(net, found, 100_000 if method == "mlp" or net.W.numel() > 3_000 else 400_000)
+        error = relative_error(net, found, 100_000 if method == "mlp" or net.W.numel() > 1_500 else 400_000)
     except Exception as problem:                                    # a failure is a row
         seconds = time.perf_counter() - start
         asked, status, error = 0, f"{type(problem).__name__}: {problem}"[:120], float("nan")

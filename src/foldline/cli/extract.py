@@ -91,7 +91,7 @@ def extract(target: str, source: str, method: str, hidden: int | None, link: str
         if source == "gradients":
             g = fl.gradient_oracle(target, output, budget, dim=dim, run=run)
             return extract_from_gradients(g, rng=rng, method=chosen, hidden=hidden, link=cast(Any, link),
-                                          probes=probes or 4, progress=bar)
+                                          probes=probes or 3, progress=bar)
         f = fl.value_oracle(target, budget, dim=dim, run=run)
         return extract_from_values(f, rng=rng, method=chosen, hidden=hidden, link=cast(Any, link),
                                    probes=probes or 8, progress=bar)
@@ -111,7 +111,8 @@ def show(found: Extraction, json_out: str | None) -> None:
     c = found.certificate
     if c.probes:
         table.add_row("certificate", f"worst of {c.probes} fresh probes off by {c.worst:.2g} (allowed "
-                                     f"{c.tolerance:.2g}); at most {c.fraction_bound:.0%} of {c.distribution} can be off")
+                                     f"{c.tolerance:.2g}); at most {c.fraction_bound:.0%} of {c.distribution} can "
+                                     "be off")
     signs = "unique" if found.signs_unique else "not unique: the rows are dependent"
     table.add_row("signs", signs + ("" if found.affine_free else "; written with an affine term"))
     a = found.assumptions

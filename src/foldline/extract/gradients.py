@@ -42,6 +42,7 @@ FAR = 1e6                   # where a line ends: a unit crosses farther out with
 FIRST_TESTS = 2
 TESTS_PER_GAP = 1 / 20
 MEMORY = 8
+PATIENCE = 3                # test points near the path that isolate nothing, before gaps are asked themselves
 LUCK = 0.6                  # while this share of blamed gaps splits, blame is worth its rows
 ROUNDS = 24                 # segments tried for what the path missed
 
@@ -73,7 +74,7 @@ class Asked:
 
 
 def extract_from_gradients(g: GradientOracle, *, rng: torch.Generator,
-                           method: Literal["crossing", "bisection"] = "crossing", probes: int = 4,
+                           method: Literal["crossing", "bisection"] = "crossing", probes: int = 3,
                            max_queries: int | None = None, hidden: int | None = None, l: float | None = None,
                            epsilon: float | None = None, delta: float = 0.05,
                            link: Literal["auto", "identity", "sigmoid"] = "auto",
@@ -290,7 +291,7 @@ class Run:
         wanted = FIRST_TESTS + int(len(gaps) * TESTS_PER_GAP)
         if wanted > len(self.tests[0]) and maybe:
             self.tests = self.more_tests(wanted - len(self.tests[0]))
-        young = 0
+        young = fruitless = 0
         while True:
             assert self.tests is not None
             x, y, g = self.tests
@@ -312,6 +313,12 @@ class Run:
                 return chosen
             if self.near_tests >= 3 * len(gaps) or self.oracle.used - self.start_rows >= self.most:
                 return maybe
+            if len(gaps) < 64 and fruitless >= PATIENCE + len(gaps) // 16:
+                # Nothing isolated: look into a few gaps that were asked least, those blamed most first.
+                least = min(b.tries for b in maybe)
+                ranked = self.blamed(gaps, [b for b in maybe if b.tries == least], candidate.W, R[bad], cut=0.0)
+                return ranked[:max(1, min(4, len(maybe) // 8))]
+            fruitless += 1
             # A test close to the path disagrees about few gaps; one that disagrees about a single fold shows it whole.
             fresh = self.test_near(gaps)
             self.tests = joined(self.tests, fresh)
@@ -329,15 +336,16 @@ class Run:
         y, g = self.ask(x)
         return x, y, g
 
-    def blamed(self, gaps: list[Gap], maybe: list[Gap], V: Tensor, R: Tensor) -> list[Gap]:
+    def blamed(self, gaps: list[Gap], maybe: list[Gap], V: Tensor, R: Tensor, cut: float = 0.3) -> list[Gap]:
+        """Those of `maybe` whose rows explain the disagreement R at least `cut` times as well as the best, best first."""
         gram = V @ V.T
         ridge = 1e-9 * float(gram.diagonal().max())
         C = torch.linalg.solve(gram + ridge * torch.eye(len(V), dtype=V.dtype), V @ R.T)       # (m, bad)
         blame = C.square().mean(1)                                   # (m,)
         where = {id(b): i for i, b in enumerate(gaps)}
         scored = [(float(blame[where[id(b)]]), b) for b in maybe]
-        cut = 0.3 * max(s for s, _ in scored)
-        return [b for s, b in scored if s >= cut]
+        scored.sort(key=lambda pair: -pair[0])
+        return [b for s, b in scored if s >= cut * scored[0][0]]
 
     def as_units(self, gaps: list[Gap], origin: tuple[Tensor, Tensor, Tensor]) -> Units:
         """Every gap as one unit, active towards the end of the path; affine as at its start."""
@@ -516,8 +524,8 @@ class Run:
         self.explore(gaps, unconfirmed, base)
         zero = (start, torch.zeros((), dtype=y.dtype), torch.zeros_like(start))
         found = self.as_units([b for b in self.gaps if b.single], zero)
-        near = 64 * self.tolerance / max(self.size, 1e-300)
-        self.units = merged(base.plus(found), tolerance=max(1e-9, near), drop=near)
+        blurred = 64 * self.tolerance / max(self.size, 1e-300)
+        self.units = merged(base.plus(found), tolerance=max(1e-9, blurred), drop=blurred)
         self.refine()
         self.progress("residual", {"units": len(self.units), "queries": self.oracle.used - self.start_rows})
 
