@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from planted import planted
+from planted import mixture, network_of, planted
 from torch import nn
 
 import foldline as fl
@@ -106,6 +106,14 @@ def test_an_untrained_network_leaks_nothing_and_it_says_why(tmp_path: Path, monk
     said = " ".join(capsys.readouterr().err.split())
     assert "Nothing leaks this way (no_gap)" in said and "random start" in said
     assert not (tmp_path / "reconstruction" / "reconstruction.npz").exists()
+
+
+def test_candidates_that_nothing_confirms_are_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    rows = torch.rand(100, 64, generator=fl.generator(0), dtype=torch.float64)
+    fl.save(network_of(mixture(rows, 200)), tmp_path / "net.safetensors")
+    assert run(monkeypatch, tmp_path / "net.safetensors", "--out", tmp_path / "out") == 0
+    assert "No image is confirmed" in capsys.readouterr().err
 
 
 def test_the_published_attack_with_a_search_resumes_in_its_folder(victim: Path, monkeypatch: pytest.MonkeyPatch,
