@@ -15,7 +15,7 @@ from foldline.errors import BadInput
 from foldline.randomness import Streams
 from foldline.reconstruction.evidence import weigh
 from foldline.reconstruction.features import Features, features_for
-from foldline.reconstruction.noise_edge import noise_edge
+from foldline.reconstruction.noise_edge import NEAR, SHORTEST_TAIL
 from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
 from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
@@ -57,7 +57,7 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     samples, weights, evidence = best_first(rows, weights, evidence)
     exact = int(evidence["exact"].sum())
     certificate = Leak(rank=len(B), noise_edge=span.noise_floor, gap=gap, exact=exact,
-                       confident=int((weights >= 0.5).sum()), n_is_exact=span.status.ok)
+                       confident=int((weights >= 0.5).sum()), n_is_exact=span.status.ok and len(B) == span.rank)
     if not span.status.ok:
         notes.append(f"The span itself is incomplete ({span.status.code}).")
     said = f"{len(B)} directions from {span.queries} queries; {exact} images were confirmed by the pixel box."
@@ -93,14 +93,15 @@ def nothing_in(span: SpanResult, d: int) -> Status | None:
 def signal_basis(span: SpanResult) -> tuple[Tensor, float]:
     """The directions to unmix, and the gap after them.
 
-    A network that still carries its random start has gradients of any rank, exact ones. Where the span found no gap,
-    the start's share is cut off by the same law of random matrices as for weights (noise_edge.py).
+    recover_span counts only what it is sure of. Unmixing would rather have a weak direction too many than one too few
+    (a missing one blurs every image that has a part in it), and a network that still carries its random start has
+    exact gradients of any rank. So everything above twice the median of the tail counts: m noise rows in d >> m
+    dimensions have singular values within sqrt(m / d) of each other.
     """
-    s, r, B = span.singular_values, span.rank, span.basis.double()
-    G = span.gradients.double()
-    if not span.status.ok and G.ndim == 2 and len(G) > r // 2:
-        norms = G.norm(dim=1, keepdim=True)
-        edge, V = noise_edge((G / norms.clamp(min=1e-300))[norms[:, 0] > 0])
-        if CONDENSED < edge.rank < r:
-            return V[:edge.rank], edge.gap
-    return B, float(s[r - 1] / s[r].clamp(min=1e-300)) if 0 < r < len(s) else 1.0
+    s, V, r = span.singular_values, span.directions.double(), span.rank
+    m = min(len(s), len(V))
+    start = r if span.status.ok else min(r, m - max(SHORTEST_TAIL, m // 4))
+    if CONDENSED < start <= m - SHORTEST_TAIL:
+        r = int((s[:m] > NEAR * s[start:m].median()).sum())
+    gap = float(s[r - 1] / s[r].clamp(min=1e-300)) if 0 < r < m else 1.0
+    return (V[:r] if r != span.rank else span.basis.double()), gap
