@@ -65,7 +65,9 @@ class PointStream:
 
     def heard(self, x: Tensor, *, zero: bool, repeat: bool, answer: float = 0.0) -> None:
         if self.walking:
-            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 1.5, REACH)
+            # Death shortens the step. So little was left to move that nothing changed: that lengthens it.
+            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 2.0, 4.0) if repeat else \
+                max(self.reach, min(self.reach * 1.5, REACH))
             self.walking = False
         if zero:
             self.silent += 1
