@@ -3,7 +3,7 @@
 With ten queries the answers fix little of a network, and what they leave open differs from student to student: the mean
 of a few is nearer to the target than any of them. The committee can be asked for nothing, so the final student
 matches its values and gradients at points between the queries (mixtures of two, plus noise of the queries' own size per
-input) together with the target's own answers. 784-128-10 from 10 MNIST queries, one draw: members 0.911 to 0.926 accurate,
+input) together with the target's own answers. 784-128-10 from 10 MNIST queries, one draw: members 0.911 to 0.926,
 their mean 0.940, a fresh student of the mean 0.932. It does not help on every draw. No row of the target is asked.
 """
 
