@@ -337,7 +337,7 @@ class Run:
         return x, y, g
 
     def blamed(self, gaps: list[Gap], maybe: list[Gap], V: Tensor, R: Tensor, cut: float = 0.3) -> list[Gap]:
-        """Those of `maybe` whose rows explain the disagreement R at least `cut` times as well as the best, best first."""
+        """Those of `maybe` whose rows explain R at least `cut` times as well as the best, best first."""
         gram = V @ V.T
         ridge = 1e-9 * float(gram.diagonal().max())
         C = torch.linalg.solve(gram + ridge * torch.eye(len(V), dtype=V.dtype), V @ R.T)       # (m, bad)

@@ -125,7 +125,11 @@ def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame,
     measure(t, step, J, torch.arange(first))
     r = solve(J)                                                     # (m, d - 1)
     if d - 1 > first or coarse:
-        rho = (r[:, :first].square().mean(1).sqrt() * CLEAR).clamp_min(1e-3)
+        size = r[:, :first].square().mean(1).sqrt()
+        noisy = solve.error(measure.noise(t[:, None]) / step[:, 0].abs().clamp_min(1e-300))
+        # Where noise is most of what the pilot saw, a unit is as steep as units are: |r| about 1.
+        true = (size.square() - noisy.square()).clamp_min(0.0).sqrt()
+        rho = CLEAR * torch.where(noisy > 0.5 * size, true.clamp(1.0, 3.0), size.clamp_min(2e-4))
         t = balanced(t, line.t, edges, pick, rho) if m else t
         again = reach(t, rho)
         first = 0 if coarse else first                               # noisy answers: the pilot's are not good enough
