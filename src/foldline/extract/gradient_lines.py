@@ -3,7 +3,7 @@
 As in lines.py, two known pieces predict their crossing t*. A row there is either on a new piece (h folds have h + 1
 pieces, which cost h + 1 rows whatever the method) or confirms the fold from one side. Confirming each fold from
 both sides costs 3.4 rows per fold; the caller may instead say which gaps deserve a row (`select`), for instance
-because a test point elsewhere contradicts them: then about 1.5 per fold are enough (gradients.py).
+because a test point elsewhere contradicts them: then about 2 per fold are enough (gradients.py).
 """
 
 from __future__ import annotations
