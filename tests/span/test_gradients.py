@@ -196,6 +196,14 @@ def test_mostly_dead_networks_are_searched_near_the_living() -> None:
     assert adaptive.rank == 12 and adaptive.rank > gaussian.rank
 
 
+@pytest.mark.parametrize("seed", [107, 100, 5])
+def test_a_dead_point_on_the_way_does_not_end_the_search_early(seed: int) -> None:
+    """Seed 107 once stopped at rank 79 with `ok`: a short step that stayed on its piece was taken for a proof."""
+    net = deep_net([784, 80, 40, 30, 20, 10, 1], seed, bias=0.0)
+    r = fl.recover_span(fl.gradient_oracle(net), rng=fl.generator(seed))
+    assert r.status.ok and r.rank == 80 and r.queries <= 90
+
+
 def test_a_budget_is_kept_and_the_best_so_far_comes_back() -> None:
     net = deep_net([100, 20, 15, 1], 1)
     for budget in (0, 50, 700):

@@ -35,16 +35,14 @@ class PointStream:
         self.silent = 0                                         # zero gradients in a row
         self.live: list[Tensor] = []                            # points whose gradient was not zero
         self.dead: list[tuple[Tensor, float]] = []              # points whose gradient was, and what they answered
-        self.walking, self.reached = False, 0
-        self.walked_from: Tensor | None = None                  # where the last step began, if it was one
+        self.walking, self.stuck, self.reached = False, False, 0
         self.known = torch.zeros(0, d, dtype=torch.float64)     # orthonormal rows; the search keeps it up to date
         self.reach = REACH                                      # how far from a live point others are
 
     def next(self) -> Tensor:
         """(d,)"""
         self.turn += 1
-        self.walked_from = None
-        if self.dead and self.live and self.turn % 8:
+        if self.dead and self.live and self.turn % 8 and not self.stuck:
             return self.near_live()                             # part of the space is dead: stay where there is life
         between = self.between_dead() if self.silent >= 2 else None
         if between is not None:
@@ -64,6 +62,7 @@ class PointStream:
         return scale * torch.randn(self.d, generator=self.rng, dtype=torch.float64)
 
     def heard(self, x: Tensor, *, zero: bool, repeat: bool, answer: float = 0.0) -> None:
+        self.stuck = self.walking and repeat and not zero       # a step changed nothing: a point from elsewhere next
         if self.walking:
             # Death shortens the step. So little was left to move that nothing changed: that lengthens it.
             self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 2.0, 4.0) if repeat else \
@@ -88,7 +87,7 @@ class PointStream:
         v = u - self.known.T @ (self.known @ u)
         v = v - self.known.T @ (self.known @ v)
         u = v if float(v.norm()) > 1e-6 * float(u.norm()) else u
-        self.walking, self.walked_from = True, base
+        self.walking = True
         return self.clip(base + self.reach * max(float(base.norm()), 1e-3) * u / u.norm())
 
     def between_dead(self) -> Tensor | None:

@@ -12,7 +12,7 @@ from foldline.oracles.protocols import GradientOracle, ValueOracle
 from foldline.randomness import Streams
 from foldline.results import Progress
 from foldline.span.differences import Differences, last_digit
-from foldline.span.points import REACH, PointStream
+from foldline.span.points import PointStream
 from foldline.span.rank import CLIFF, MIN_GAP, ROUGH_GAP, TAIL, RankDecision
 from foldline.span.seen import Seen
 
@@ -50,7 +50,6 @@ class Search:
         self.stable = 0                     # probes in a row that could have opened a direction and did not
         self.missed = 0                     # such probes that a new direction followed after all
         self.repeats = 0                    # fresh points in a row that gave a gradient seen before
-        self.walks = 0                      # those that began at a known point, in the null space, and found its answer
         self.null_moves, self.null_change = 0, 0.0
         self.stopped = ""                   # "budget", "points", "silence" or, when it ended well, ""
         self.unchecked = 0                  # points dropped because folds were too close
@@ -114,9 +113,7 @@ class Search:
                 return self.decision is not None and self.decision.rank >= self.d
             return D is not None                                # nothing is left to find
         wait = self.wait()
-        # In a network of few units a step may stay on its piece: there a walk is a probe, not a null move as well.
-        walks = self.walks if len(self.seen.Q) >= EVIDENCE // 2 else 0
-        if D.kind == "noise" and D.gap >= CLIFF and self.stable + walks >= wait:
+        if D.kind == "noise" and D.gap >= CLIFF and self.stable >= wait:
             return True
         # Several outputs give several rows at one point: the tail must come from several points too.
         if D.gap_found and D.kind != "zero" and D.tail >= max(TAIL, wait) and D.p_value < 1e-3 and \
@@ -175,9 +172,6 @@ class Search:
             novelty, zero, repeat = max(novelty, n), zero and z, repeat and (r or z)
         if fresh:
             self.stream.heard(x, zero=zero, repeat=repeat and not zero, answer=self.signature)
-        walked = fresh and repeat and not zero and self.walked()
-        if walked:
-            self.seen.include_last()                            # reached from afar: not just the same piece again
         before = self.decision
         if novelty > max(PLAIN, 4 * self.seen.floor):
             self.decision, grown = None, True                   # plainly new: no need to look at the spectrum
@@ -190,7 +184,7 @@ class Search:
         else:
             grown = self.look().rank > (before.rank if before is not None else known)
         self.mark_ranks(first)
-        self.count(grown=grown, zero=zero, repeat=repeat and fresh, walked=walked,
+        self.count(grown=grown, zero=zero, repeat=repeat and fresh,
                    surprised=before is not None and before.gap_found)
         return grown
 
@@ -198,36 +192,19 @@ class Search:
         for i in range(first, len(self.seen.ranks)):
             self.seen.ranks[i] = self.decision.rank if self.decision is not None else len(self.seen.Q)
 
-    def count(self, *, grown: bool, zero: bool, repeat: bool, walked: bool, surprised: bool) -> None:
+    def count(self, *, grown: bool, zero: bool, repeat: bool, surprised: bool) -> None:
         if grown:
             # Only misses after a gap was already in sight count; before it, small steps are the rule.
             self.missed += self.stable if surprised else 0
-            self.stable = self.repeats = self.null_moves = self.walks = 0
+            self.stable = self.repeats = self.null_moves = 0
             self.null_change = 0.0
         elif zero:
             pass                                                # silence says nothing about the span
-        elif walked:
-            # Gradient and answer are those of another point: a probe and a null move in one.
-            self.stable += 1
-            self.walks += 1
-            self.null_moves += 1
         elif repeat:
             self.repeats += 1
             self.stable += self.repeats > ONE_PIECE // 2        # the network has one piece wherever we look
         else:
             self.stable += 1
-
-    def walked(self) -> bool:
-        """The last point was a step within the null space, and its answer is that of the point where it began."""
-        base = self.stream.walked_from
-        if base is None or self.stream.reach < REACH or not isinstance(self.oracle, GradientOracle):
-            return False                                        # a short step may just have stayed on its piece
-        before = next((v for p, v in zip(self.seen.points, self.seen.values, strict=True) if p is base), None)
-        moved = self.seen.points[-1]
-        if before is None or float((self.seen.Q @ (moved - base)).norm()) > 1e-6 * float((moved - base).norm()):
-            return False
-        y = torch.tensor([[before], [self.seen.values[-1]]], dtype=torch.float64)
-        return not bool(self.changed(base[None], moved[None], y).any())
 
     def look(self) -> RankDecision:
         decision, s, V = self.seen.decide()

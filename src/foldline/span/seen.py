@@ -56,15 +56,6 @@ class Seen:
             self.Q = torch.cat([self.Q, v[None] / novelty])
         return novelty, False, False
 
-    def include_last(self) -> None:
-        """Count the last row after all, though it repeats one that is there."""
-        row = self.rows[-1]
-        self.useful.append(len(self.rows) - 1)
-        self.group += 1
-        self.groups.append(self.group)
-        self.U = torch.cat([self.U, row[None] / row.norm()])
-        self.noises.append(4 * self.eps)
-
     @property
     def typical(self) -> float:
         return sorted(self.noises)[len(self.noises) // 2] if self.noises else 4 * self.eps
