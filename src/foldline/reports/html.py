@@ -33,7 +33,7 @@ def render_html(document: Document, *, redact: bool = False) -> str:
     by_id = {f.id: f for f in doc.figures}
     cells = [(row, defence_cells(row)) for row in doc.defences.rows]
     shown = [any(c[i][0] != "" for _, c in cells) for i in range(len(COLUMNS))]
-    groups = [(title, [{"name": r.name, "description": r.description,
+    groups = [(title, [{"name": r.name, "description": r.description, "status": r.status,
                         "cells": [(text, right, show) for (text, right), show in zip(c, shown, strict=True)]}
                        for r, c in cells if r.group == group])
               for group, title in GROUPS.items() if any(r.group == group for r, _ in cells)]
@@ -52,7 +52,7 @@ def render_html(document: Document, *, redact: bool = False) -> str:
 
 COLUMNS = [("training samples recovered", True), ("clearly (correlation > 0.9)", True), ("by chance", True),
            ("span found", True), ("rows used", True), ("extraction: worst error", True), ("student agrees", True),
-           ("accuracy", True), ("outputs move by", True), ("explanations turn by", True), ("remark", False)]
+           ("accuracy", True), ("outputs move by", True), ("explanations turn by", True)]
 
 
 def defence_cells(r: DefenceRow) -> list[tuple[str, bool]]:
@@ -61,10 +61,11 @@ def defence_cells(r: DefenceRow) -> list[tuple[str, bool]]:
     return [("" if r.recovered is None else f"{r.recovered} of {r.of}", True),
             ("" if r.clear is None else str(r.clear), True), ("" if r.null is None else str(r.null), True),
             ("" if r.rank is None else str(r.rank), True), ("" if r.rows is None else thousands(r.rows), True),
-            ("" if r.extraction_error is None else number(r.extraction_error, 2), True),
+            ("" if r.extraction_rows is None else
+             "no copy" if r.extraction_error is None else number(r.extraction_error, 2), True),
             (percent(r.imitation), True), (percent(r.accuracy), True),
             ("" if r.output_change is None else number(r.output_change, 2), True),
-            ("" if r.explanation_change is None else number(r.explanation_change, 2), True), (r.status, False)]
+            ("" if r.explanation_change is None else number(r.explanation_change, 2), True)]
 
 
 def policy(css: str) -> str:

@@ -269,7 +269,7 @@ def query_limit(session: Session, rows: list[DefenceRow]) -> tuple[int | None, s
     if span is None or not span.method.status.ok or not tried:
         return None, ""
     whole = f"The attack took {span.method.rows} rows."
-    leaks = "; ".join(f"with {r.rows} rows {r.recovered or 0} of {r.of} were recovered, {r.null or 0} by chance"
+    leaks = "; ".join(f"{r.recovered or 0} of {r.of} were recovered with {r.rows} rows, {r.null or 0} by chance"
                       for r in tried if r.of)
     enough = [r for r in tried if r.recovered is not None and r.recovered <= max(1, r.null or 0)]
     tail = f" It does not stop copies: a student took {student_rows(session)} rows." if student_rows(session) else ""
