@@ -5,7 +5,7 @@
 
 20 points on the unit circle with random labels, 100 candidates, no prior on them, a network 2-1000-1 (--depth 3 for
 2-1000-1000-1) with a small first layer, trained to loss 1e-6. The paper's claim: candidates end at training points.
-Not reproduced: these settings, the least residual of 15 tried by hand on seed 0, find 1 of 20 points at residual 0.09.
+Not reproduced: these settings, the least residual of 16 tried by hand on seed 0, find 1 of 20 points at residual 0.09.
 A row per seed goes to benchmarks/results/reconstruct_toy.jsonl.
 """
 
