@@ -29,7 +29,7 @@ def test_the_mean_may_be_unknown() -> None:
     found = fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST)
     # Centred rows, compared with centred rows.
     score = fl.score_reconstruction(found.samples, v.data.x - v.mean, v.data.x_unseen - v.mean)
-    assert score.recovered >= 0.5
+    assert score.recovered >= 0.7
     assert "mean is not known" in " ".join(found.status.notes) and found.certificate.exact == 0
 
 

@@ -2,8 +2,8 @@
 
 Input gradients lie in the span of the training rows as the network saw them, x_i - mean. With the mean known it is
 appended to the basis, and its coefficient is 1 for every raw training row, which fixes sign and scale as the bias
-does for weights. With the mean unknown the centred rows are unmixed; edges do not see a constant mean at all, and
-scale comes from the box. The rest is peel.py. Cost: what recover_span asked, about n + 20 explanations.
+does for weights. With the mean unknown the centred rows are unmixed; edges do not see a constant mean at all, scale
+comes from the box, and each image is returned in both signs. The rest is peel.py. Cost: what recover_span asked, about n + 20 explanations.
 """
 
 from __future__ import annotations
@@ -49,11 +49,15 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     raw, gauge = with_mean(B, offset - low, centred)
     gauged = gauge is not None
     if not centred:
-        notes.append("The mean is not known: rows are centred images, scaled by their range.")
+        notes.append("The mean is not known: rows are centred images scaled by their range, each in both signs.")
     found = peel(raw / (high - low), gauge, features or features_for(shape), streams=streams,
                  snapping=box is not None and (gauged or centred), rounds=rounds, progress=progress)
     weights, evidence = weigh(found, None)
     rows = found.images * (high - low) + low - offset if gauged else found.images * (high - low)
+    if not centred:
+        # Nothing fixes the sign of a centred image, and every guess is wrong for some kind of picture: both are given.
+        rows, weights = torch.cat([rows, -rows]), weights.repeat(2)
+        evidence = {name: value.repeat(2) for name, value in evidence.items()}
     samples, weights, evidence = best_first(rows, weights, evidence)
     exact = int(evidence["exact"].sum())
     certificate = Leak(rank=len(B), noise_edge=span.noise_floor, gap=gap, exact=exact,
