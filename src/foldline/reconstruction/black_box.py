@@ -3,7 +3,8 @@
 Input gradients lie in the span of the training rows as the network saw them, x_i - mean. With the mean known it is
 appended to the basis, and its coefficient is 1 for every raw training row, which fixes sign and scale as the bias
 does for weights. With the mean unknown the centred rows are unmixed; edges do not see a constant mean at all, scale
-comes from the box, and each image is returned in both signs. The rest is peel.py. Cost: what recover_span asked, about n + 20 explanations.
+comes from the box, and each image is returned in both signs. The rest is peel.py. Cost: what recover_span asked, about
+n + 20 explanations.
 """
 
 from __future__ import annotations
