@@ -1,6 +1,6 @@
 """A run folder: every answer kept the moment it arrives, so that a killed run resumes without asking again.
 
-An answer is found again by (stream, blake2b of the row, how often this process asked that row in this stream). A
+An answer is found again by (stream, SHA-256 of the row, how often this process asked that row in this stream). A
 run with the same seed asks the same batches in the same order, so each batch is either wholly there or wholly new,
 and the resumed result is bit-identical. One batch is one row of the database, written in one transaction: a kill
 loses at most the batch in flight. How many rows were really sent stands in a memory-mapped counter that is raised
