@@ -1,5 +1,7 @@
 """fl.reconstruct_from_span: the same images from gradients, SmoothGrad and values, without the weights."""
 
+import dataclasses
+
 import pytest
 import torch
 from planted import MNIST, network_of, planted, trained
@@ -8,6 +10,8 @@ from torch import Tensor, nn
 import foldline as fl
 from foldline.errors import BadInput
 from foldline.oracles.explain import smoothgrad_oracle
+from foldline.reconstruction.black_box import signal_basis
+from foldline.results import Status
 
 
 @pytest.mark.parametrize("access", ["gradients", "smoothgrad"])
@@ -78,3 +82,15 @@ def test_wrong_shape_and_mean_are_refused() -> None:
         fl.reconstruct_from_span(span, rng=fl.generator(0), image_shape=(10, 10))
     with pytest.raises(BadInput, match="mean must be"):
         fl.reconstruct_from_span(span, rng=fl.generator(0), mean=torch.zeros(3))
+
+
+def test_a_span_from_labels_is_taken_as_it_is() -> None:
+    """Its singular values are all one: read as a noise tail they would leave nothing to unmix."""
+    basis = torch.linalg.qr(torch.randn(60, 12, generator=fl.generator(0), dtype=torch.float64)).Q.T
+    net = torch.nn.Sequential(torch.nn.Linear(60, 12, bias=False), torch.nn.Tanh(), torch.nn.Linear(12, 1)).double()
+    span = fl.recover_span(fl.gradient_oracle(net), rng=fl.generator(0))
+    labelled = dataclasses.replace(
+        span, basis=basis, directions=basis, rank=12, singular_values=torch.ones(12, dtype=torch.float64),
+        status=Status("budget", "."), provenance=dataclasses.replace(span.provenance, method="recover_span_from_labels"))
+    found, _ = signal_basis(labelled)
+    assert torch.equal(found, basis)

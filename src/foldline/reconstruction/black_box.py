@@ -101,12 +101,14 @@ def signal_basis(span: SpanResult) -> tuple[Tensor, float]:
     recover_span counts only what it is sure of. Unmixing would rather have a weak direction too many than one too few
     (a missing one blurs every image that has a part in it), and a network that still carries its random start has
     exact gradients of any rank. So everything above twice the median of the tail counts: m noise rows in d >> m
-    dimensions have singular values within sqrt(m / d) of each other.
+    dimensions have singular values within sqrt(m / d) of each other. Spans from labels are made of boundary normals,
+    already cleaned: they are taken as they are.
     """
     s, V, r = span.singular_values, span.directions.double(), span.rank
     m = min(len(s), len(V))
     start = r if span.status.ok else min(r, m - max(SHORTEST_TAIL, m // 4))
-    if CONDENSED < start <= m - SHORTEST_TAIL:
-        r = int((s[:m] > NEAR * s[start:m].median()).sum())
+    if span.provenance.method == "recover_span" and CONDENSED < start <= m - SHORTEST_TAIL:
+        seen = int((s[:m] > NEAR * s[start:m].median()).sum())
+        r = seen if seen > CONDENSED else r
     gap = float(s[r - 1] / s[r].clamp(min=1e-300)) if 0 < r < m else 1.0
     return (V[:r] if r != span.rank else span.basis.double()), gap
