@@ -89,8 +89,9 @@ def test_a_span_from_labels_is_taken_as_it_is() -> None:
     basis = torch.linalg.qr(torch.randn(60, 12, generator=fl.generator(0), dtype=torch.float64)).Q.T
     net = torch.nn.Sequential(torch.nn.Linear(60, 12, bias=False), torch.nn.Tanh(), torch.nn.Linear(12, 1)).double()
     span = fl.recover_span(fl.gradient_oracle(net), rng=fl.generator(0))
+    made = dataclasses.replace(span.provenance, method="recover_span_from_labels")
     labelled = dataclasses.replace(
         span, basis=basis, directions=basis, rank=12, singular_values=torch.ones(12, dtype=torch.float64),
-        status=Status("budget", "."), provenance=dataclasses.replace(span.provenance, method="recover_span_from_labels"))
+        status=Status("budget", "."), provenance=made)
     found, _ = signal_basis(labelled)
     assert torch.equal(found, basis)
