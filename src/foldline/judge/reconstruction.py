@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foldline.errors import BadInput, Missing
+from foldline.reconstruction.features import guessed_shape
 from foldline.results import plain
 
 FALSE_POSITIVES = 0.01
@@ -51,7 +52,7 @@ def score_reconstruction(samples: Tensor, train: Tensor, unseen: Tensor, *,
     ncc, match = matched(samples, train)
     unseen_ncc, _ = matched(samples, unseen)
     threshold = float(torch.quantile(unseen_ncc, 1 - FALSE_POSITIVES))
-    shape = image_shape if image_shape is not None else square(train.shape[1])
+    shape = image_shape if image_shape is not None else guessed_shape(train.shape[1])
     return ReconstructionScore(
         ncc=ncc, match=match, unseen_ncc=unseen_ncc, threshold=threshold,
         recovered=float((ncc > threshold).double().mean()), interval=bootstrap(ncc, unseen_ncc, seed),
@@ -109,14 +110,6 @@ def other_nulls(train: Tensor, unseen: Tensor, threshold: float) -> dict[str, fl
     return {"training mean": float((mean > threshold).double().mean()),
             "nearest other training row": float((nearest > threshold).double().mean()),
             "unseen rows as candidates": float((same > threshold).double().mean())}
-
-
-def square(d: int) -> tuple[int, ...] | None:
-    for channels in (1, 3):
-        side = round((d / channels) ** 0.5)
-        if side >= 4 and side * side * channels == d:
-            return (side, side) if channels == 1 else (side, side, 3)
-    return None
 
 
 def published(samples: Tensor, rows: Tensor, shape: tuple[int, ...] | None) -> Tensor:
