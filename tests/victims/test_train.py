@@ -62,6 +62,48 @@ def test_small_start_reaches_its_loss_on_the_way_of_the_gradient_flow(digits: Da
 
 
 @pytest.mark.parametrize("changes", [
+    {}, {"batch": 5}, {"weight_decay": 0.0}, {"momentum": 0.0, "inputs": "raw"},
+    {"optimiser": "log-loss", "lr": 0.5, "first_layer_std": 1e-4}])
+def test_training_in_the_span_is_the_same_training(digits: Dataset, changes: dict[str, object]) -> None:
+    recipe = dataclasses.replace(EVERYDAY, steps=200, dtype="float64", **changes)
+    ask = {"n": 12, "data_set": digits, "recipe": recipe, "arguments": NARROW}
+    plain = train_victim("everyday", rng=generator(3), **ask)
+    fast = train_victim("everyday", rng=generator(3), in_span=True, **ask)
+    for p, q in zip(plain.module.parameters(), fast.module.parameters(), strict=True):
+        assert float((p - q).abs().max()) < 1e-10 * float(p.abs().max())
+    assert math.isclose(plain.info["train_loss"], fast.info["train_loss"], rel_tol=1e-8)
+    assert fast.info["in_span"] and "in_span" not in plain.info
+
+
+def test_training_in_the_span_resumes(digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = {"n": 12, "data_set": digits, "recipe": dataclasses.replace(EVERYDAY, steps=40), "arguments": NARROW,
+           "in_span": True}
+    whole = train_victim("everyday", rng=generator(5), **ask)
+    monkeypatch.setattr(fit_module, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(fit_module, "REPORT_SECONDS", 0.0)
+    seen: list[float] = []
+
+    def stop(stage: str, numbers: object) -> None:
+        seen.append(0)
+        if len(seen) == 20:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        train_victim("everyday", rng=generator(5), checkpoint=path, progress=stop, **ask)
+    assert path.is_file()
+    assert same(whole.module, train_victim("everyday", rng=generator(5), checkpoint=path, **ask).module)
+
+
+@pytest.mark.parametrize(("name", "changes"), [("adamw", {}), ("dp-sgd", {}), ("conv", {"optimiser": "sgd"})])
+def test_training_in_the_span_is_refused_where_it_is_not_the_same(digits: Dataset, name: str,
+                                                                  changes: dict[str, object]) -> None:
+    recipe = dataclasses.replace(preset(name).recipe, **changes)
+    with pytest.raises(Refused, match="span"):
+        train_victim(name, rng=generator(0), n=20, data_set=digits, recipe=recipe, in_span=True)
+
+
+@pytest.mark.parametrize("changes", [
     {}, {"batch": 5}, {"optimiser": "adamw", "momentum": 0.0}, {"optimiser": "log-loss"},
     {"batch": 4, "noise_multiplier": 1.0}])
 def test_an_interrupted_run_ends_bit_for_bit_the_same(digits: Dataset, tmp_path: Path, changes: dict[str, object],

@@ -60,6 +60,9 @@ def command(
     inputs: Annotated[str | None, typer.Option("--inputs", help="mean (rows minus the training mean), raw, or a number "
                                                "to subtract.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64.")] = None,
+    in_span: Annotated[bool, typer.Option("--in-span", help="Train in the coordinates of the rows' span: the same "
+                                          "network up to rounding, faster where images are large and few. SGD and "
+                                          "log-loss recipes of dense networks.")] = False,
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
@@ -93,7 +96,7 @@ def command(
         arguments = {"widths": (width,) * len(plan.arguments["widths"])} if plan.network == "mlp" else {"width": width}
     with progress(f"train {recipe}") as show:
         victim = train_victim(recipe, rng=generator(seed), n=n, data_set=data_set, data=data, recipe=changed,
-                              arguments=arguments, checkpoint=out / CHECKPOINT, progress=show)
+                              arguments=arguments, checkpoint=out / CHECKPOINT, in_span=in_span, progress=show)
         show("measuring", {})
         write_victim(victim, out, report=report_of(victim))
     tell(victim, out)

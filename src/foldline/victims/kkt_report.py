@@ -51,18 +51,19 @@ class KKTReport:
 def report_of(victim: Victim) -> dict[str, Any] | None:
     """The report as JSON, or None where the network is not a stack of linear layers or the data are too many."""
     try:
-        edge = start_edge(victim.module, victim.info["recipe"], victim.info["steps"])
+        edge = start_edge(victim.module, victim.info["recipe"], victim.info["steps"],
+                          rounded_once=bool(victim.info.get("in_span")))
         return kkt_report(victim.module, victim.inputs, victim.data.y, edge=edge).to_dict()
     except Refused:
         return None
 
 
-def start_edge(module: nn.Module, recipe: Mapping[str, Any], steps: int) -> float:
+def start_edge(module: nn.Module, recipe: Mapping[str, Any], steps: int, *, rounded_once: bool = False) -> float:
     """The edge of the start's random matrix, std (sqrt(h) + sqrt(d + 1)), after the decay of its training.
 
     With SGD a weight that no gradient feeds shrinks by lr decay / (1 - momentum) a step, while every step rounds it
-    by up to half a unit in the last place: the two balance at the rounding floor added here. Adam's steps know no
-    such law, so nan there.
+    by up to half a unit in the last place: the two balance at the rounding floor added here (rounded_once: only the
+    last step rounds, see span_fit.py). Adam's steps know no such law, so nan there.
     """
     W, b = linear_layers(module)[0]
     h, d = W.shape
@@ -70,7 +71,7 @@ def start_edge(module: nn.Module, recipe: Mapping[str, Any], steps: int) -> floa
     rate = recipe["lr"] * recipe["weight_decay"] / (1 - recipe["momentum"])
     if rate and recipe["optimiser"] != "sgd":
         return math.nan
-    walk = min(steps, 1 / (2 * rate) if rate else steps)                # steps whose rounding is still there
+    walk = 1 if rounded_once else min(steps, 1 / (2 * rate) if rate else steps)     # roundings that are still there
     unit = torch.finfo(getattr(torch, recipe["dtype"])).eps * float(W.square().mean().sqrt())
     noise = math.hypot(std * max(1 - rate, 0.0) ** steps, unit * math.sqrt(walk / 12))
     return float(noise * (math.sqrt(h) + math.sqrt(d + (b is not None))))

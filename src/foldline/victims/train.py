@@ -17,6 +17,7 @@ from foldline.results import Progress, silent
 from foldline.victims.datasets import Dataset, Subset, load_dataset, subset, whole
 from foldline.victims.fit import fit, score
 from foldline.victims.recipes import Recipe, VictimPreset, preset
+from foldline.victims.span_fit import fit_in_span
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +38,11 @@ class Victim:
 def train_victim(what: str | VictimPreset, *, rng: torch.Generator, n: int | None = None,
                  data_set: str | Dataset | None = None, data: str | Path | None = None, recipe: Recipe | None = None,
                  arguments: Mapping[str, Any] | None = None, checkpoint: Path | None = None,
-                 progress: Progress = silent) -> Victim:
+                 in_span: bool = False, progress: Progress = silent) -> Victim:
     """Train the victim `what`; n, data_set, recipe and network arguments replace the preset's own where given.
 
     The same seed gives the same training set whatever the network and recipe, so that victims compare.
+    in_span: train in the coordinates of the rows' span, the same up to rounding and faster (span_fit.py).
     """
     streams = Streams(rng)
     name = what if isinstance(what, str) else "custom"
@@ -57,7 +59,8 @@ def train_victim(what: str | VictimPreset, *, rng: torch.Generator, n: int | Non
         shrink_first_layer(module, plan.recipe.first_layer_std, streams("small start"))
     mean = centre(chosen.x, plan.recipe.inputs)
     x = centred(chosen.x, mean, dtype)
-    done = fit(module, x, chosen.y, plan.recipe, streams=streams, progress=progress, checkpoint=checkpoint)
+    train = fit_in_span if in_span else fit
+    done = train(module, x, chosen.y, plan.recipe, streams=streams, progress=progress, checkpoint=checkpoint)
     test_loss, test_accuracy = score(module, centred(chosen.x_test, mean, dtype), chosen.y_test)
     module.requires_grad_(False)
     info: dict[str, Any] = {
@@ -68,6 +71,8 @@ def train_victim(what: str | VictimPreset, *, rng: torch.Generator, n: int | Non
         "seconds": round(done.seconds, 3), "threads": torch.get_num_threads(), "inputs": plan.recipe.inputs,
         "mean": mean.tolist(),
     }
+    if in_span:
+        info["in_span"] = True
     stop = plan.recipe.stop_loss
     info["reached"] = stop is None or done.loss <= stop
     if plan.recipe.noise_multiplier is not None:
