@@ -152,13 +152,13 @@ class LocalSource:
             table = as_table(y, len(x))
             self._learn_outputs(table)
             column = table[:, self.output]                          # (n,)
-            grad = torch.zeros_like(leaf)
+            found: Tensor | None = None
             if column.requires_grad:                                # a constant function has no graph: gradient zero
                 (found,) = torch.autograd.grad(column.sum(), leaf, allow_unused=True)
-                grad = grad if found is None else found
             elif not isinstance(y, Tensor):
                 raise BadAnswer(f"The target answered a {type(y).__name__}, which torch cannot differentiate; a "
                                 f"function may return (value, gradient) itself.")
+        grad = torch.zeros_like(leaf) if found is None else found
         return torch.cat([column.detach()[:, None].to(self.dtype), grad], 1).cpu()
 
     def _labels(self, x: Tensor) -> Tensor:

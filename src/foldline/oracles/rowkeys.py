@@ -5,29 +5,30 @@ Two million rows cost 8 bytes each to count and 12 each to find, where dictionar
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DIGEST = 16                 # bytes of SHA-256 that are stored
+DIGEST = 16                 # bytes: two rows in 2 million agree by chance with probability 1e-26
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def row_digests(x: Tensor) -> bytes:
-    """SHA-256 of each row's bytes, cut to 16, one after another. The rows are hashed as the target sees them.
+    """XXH3-128 of each row's bytes, one after another. The rows are hashed as the target sees them.
 
-    Processors have instructions for it: 3.1 ms for 1,024 rows of 784 float32 where blake2b takes 5.8.
+    The rows are our own, so nobody plants collisions and a cryptographic hash would protect nothing: for 1,024 rows
+    of 784 float32 this takes 0.5 ms, SHA-256 3.6.
     """
     n = len(x)
     data = x.detach().cpu().contiguous().view(torch.uint8).numpy().data.cast("B")
     size = len(data) // n
-    hashed = hashlib.sha256
-    return b"".join([hashed(data[i:i + size]).digest()[:DIGEST] for i in range(0, n * size, size)])
+    hashed = xxhash.xxh3_128_digest
+    return b"".join([hashed(data[i:i + size]) for i in range(0, n * size, size)])
 
 
 def short_keys(digests: bytes) -> Array:

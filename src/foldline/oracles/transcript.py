@@ -1,6 +1,6 @@
 """A run folder: every answer kept the moment it arrives, so that a killed run resumes without asking again.
 
-An answer is found again by (stream, SHA-256 of the row, how often this process asked that row in this stream). A
+An answer is found again by (stream, a 128-bit hash of the row, how often this process asked that row in this stream). A
 run with the same seed asks the same batches in the same order, so each batch is either wholly there or wholly new,
 and the resumed result is bit-identical. One batch is one row of the database, written in one transaction: a kill
 loses at most the batch in flight. How many rows were really sent stands in a memory-mapped counter that is raised
@@ -20,8 +20,6 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,6 @@ from foldline.oracles.wrappers import Relay
 
 DATABASE, COUNTER, RECORD = "transcript.sqlite", "sent", "run.json"
 CACHED_BATCHES = 8
-WORTH_A_THREAD = 2**17      # numbers in a batch: below this a hand-over costs more than the hashing
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS streams(id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL);
 CREATE TABLE IF NOT EXISTS batches(
@@ -172,7 +169,6 @@ class Stream:
         (self.id,) = run.db.execute("SELECT id FROM streams WHERE name = ?", (name,)).fetchone()
         self.counts = Counts()
         self.places = self._stored()
-        self.left = len(self.places.keys)
         self.cache: OrderedDict[int, tuple[bytes, Tensor]] = OrderedDict()
         self.lock = threading.Lock()
 
@@ -216,13 +212,7 @@ class Stream:
             found[here[~same]] = False
             here = here[same]
             parts.append((here, block[torch.from_numpy(row[here].astype(np.int64))]))
-        self.left -= int(found.sum())
         return found, parts
-
-    @property
-    def nothing_left(self) -> bool:
-        """Whether everything that was stored before this process began has been asked for again."""
-        return self.left <= 0
 
     def keep(self, digests: bytes, occurrence: Array, answers: Tensor) -> None:
         answers = answers.detach().cpu().contiguous()
@@ -250,8 +240,6 @@ class Transcript(Relay):
         return self._width or self.source.width
 
     def answer(self, x: Tensor) -> Tensor:
-        if x.numel() > WORTH_A_THREAD and self.stream.nothing_left and not hasattr(self.source, "answer_parts"):
-            return self._answer_while_hashing(x)
         digests = row_digests(x.to(self.dtype))
         with self.stream.lock:
             occurrence = self.stream.counts.occurrences(short_keys(digests))
@@ -277,21 +265,6 @@ class Transcript(Relay):
         self._width = block.shape[1] if self.kind == "values" else None
         return block
 
-    def _answer_while_hashing(self, x: Tensor) -> Tensor:
-        """The same for a large batch when the folder has nothing more to tell: hashing and target at the same time."""
-        hashing = helper().submit(row_digests, x.to(self.dtype))        # hashlib works without the interpreter's lock
-        self.run.about_to_send(len(x))
-        try:
-            answers = self.source.answer(x)
-        finally:
-            digests = hashing.result()
-            with self.stream.lock:
-                occurrence = self.stream.counts.occurrences(short_keys(digests))
-        if worth_keeping(answers, len(x)):
-            self.stream.keep(digests, occurrence, answers)
-            self._width = answers.shape[1] if self.kind == "values" else None
-        return answers
-
     def _ask(self, x: Tensor, digests: bytes, occurrence: Array) -> tuple[Tensor, bool]:
         """(answers, whether they were kept). Request by request where the source has several: a kill then loses
         only those in flight."""
@@ -311,11 +284,6 @@ class Transcript(Relay):
                 self.stream.keep(digests[start * DIGEST:end * DIGEST], occurrence[start:end], block)
             blocks.append(block)
         return torch.cat(blocks), True
-
-
-@cache
-def helper() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="foldline-hash")
 
 
 def worth_keeping(answers: Tensor, rows: int) -> bool:
