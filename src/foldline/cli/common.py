@@ -28,6 +28,7 @@ Target = Annotated[str, typer.Argument(metavar="TARGET", help="torch:pkg.mod:fac
                                        "http:spec.yaml or demo:digits; a plain path is taken by its ending.")]
 Authorised = Annotated[str | None, typer.Option("--i-am-authorised", metavar="SENTENCE", help=(
     "For HTTP targets: who allowed this, in words."))]
+Dim = Annotated[int | None, typer.Option("--dim", min=1, help="Inputs, where the target does not say.")]
 Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
 JsonOut = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON (- is stdout).")]
 Budget = Annotated[int | None, typer.Option("--budget", min=0, help="Rows that may be asked; never crossed.")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from foldline.cli.common import Budget, JsonOut, RunFolder, Seed, Target, emit, finish, progress, say
+from foldline.cli.common import Budget, Dim, JsonOut, RunFolder, Seed, Target, emit, finish, progress, say
 
 if TYPE_CHECKING:
     from foldline.extract.result import Extraction
@@ -40,30 +40,24 @@ def command(
     output: Annotated[int, typer.Option("--output", min=0, help="Whose gradient is asked.")] = 0,
     probes: Annotated[int | None, typer.Option("--probes", min=1, help="Fresh points that the certificate rests "
                                                "on.")] = None,
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Inputs, where the target does not say.")] = None,
+    dim: Dim = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Save the network as safetensors; it is a "
                                              "target again.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="One line through the network with its "
                                               "folds, as SVG.")] = None,
-    authorised: Annotated[str | None, typer.Option("--i-am-authorised", metavar="SENTENCE", help="By whose leave an "
-                                                   "HTTP target is asked.")] = None,
     seed: Seed = 0,
     budget: Budget = None,
     run: RunFolder = None,
     json_out: JsonOut = None,
 ) -> None:
-    import contextlib
-
     from foldline.errors import BadInput
-    from foldline.oracles.authorisation import authorised as said
 
     links = ("auto", "identity", "sigmoid") if source == "gradients" else ("auto", "identity", "sigmoid", "softmax")
     for option, given, known in (("--from", source, ("values", "gradients")), ("--link", link, links),
                                  ("--method", method, ("crossing", "bisection"))):
         if given not in known:
             raise BadInput(f"{option} is {', '.join(known)}, not {given!r}.")
-    with said(authorised) if authorised is not None else contextlib.nullcontext():
-        found = extract(target, source, method, hidden, link, output, probes, dim, seed, budget, run)
+    found = extract(target, source, method, hidden, link, output, probes, dim, seed, budget, run)
     show(found, json_out)
     if out is not None:
         import foldline as fl

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foldline.cli.common import Budget, JsonOut, RunFolder, Seed, Target, emit, finish, progress, say
+from foldline.cli.common import Budget, Dim, JsonOut, RunFolder, Seed, Target, emit, finish, progress, say
 
 if TYPE_CHECKING:
     from foldline.extract.learn_result import LearnResult
@@ -46,21 +46,16 @@ def command(
     r: Annotated[float | None, typer.Option("--r", help="theory: length of an interval.")] = None,
     tau: Annotated[float | None, typer.Option("--tau", help="theory: half the line.")] = None,
     alpha: Annotated[float | None, typer.Option("--alpha", help="theory: step of a difference.")] = None,
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Inputs, where the target does not say.")] = None,
+    dim: Dim = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The network, as safetensors.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="One line with its folds, as .svg or "
                                               ".png.")] = None,
-    authorised: Annotated[str | None, typer.Option("--i-am-authorised", metavar="SENTENCE", help="By whose leave an "
-                                                   "HTTP target is asked.")] = None,
     seed: Seed = 0,
     budget: Budget = None,
     run: RunFolder = None,
     json_out: JsonOut = None,
 ) -> None:
-    import contextlib
-
     from foldline.errors import BadInput
-    from foldline.oracles.authorisation import authorised as said
     if method not in ("practical", "theory"):
         raise BadInput(f"--method is practical or theory, not {method!r}.")
     if plot is not None and plot.suffix not in (".svg", ".png"):
@@ -72,7 +67,7 @@ def command(
     import foldline as fl
     from foldline.extract.worst_case import Theory
     theory = Theory(k=units, R=norm, B=bias, r=r, tau=tau, alpha=alpha)
-    with said(authorised) if authorised is not None else contextlib.nullcontext(), progress("learn") as bar:
+    with progress("learn") as bar:
         f = fl.value_oracle(target, budget, dim=dim, run=run)
         found = fl.learn_from_queries(f, epsilon, delta, rng=fl.generator(seed), relative=not absolute,
                                       kurtosis=kurtosis, resolution=resolution, theory=theory, progress=bar,

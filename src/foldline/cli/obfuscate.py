@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foldline.cli.common import Budget, JsonOut, RunFolder, Seed, emit, finish, progress, say
+from foldline.cli.common import Budget, Dim, JsonOut, RunFolder, Seed, emit, finish, progress, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,44 +48,38 @@ def command(
     show: Annotated[int, typer.Option("--show", min=1, max=20, help="Pictures in the gallery.")] = 8,
     in_box: Annotated[bool, typer.Option("--in-box", help="Keep every pixel in [0, 1]; says how much noise "
                                          "fits.")] = False,
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Inputs, where the target does not say.")] = None,
-    authorised: Annotated[str | None, typer.Option("--i-am-authorised", metavar="SENTENCE", help="By whose leave an "
-                                                   "HTTP target is asked.")] = None,
+    dim: Dim = None,
     seed: Seed = 0,
     budget: Budget = None,
     run: RunFolder = None,
     json_out: JsonOut = None,
 ) -> None:
-    import contextlib
-
     import foldline as fl
     from foldline.errors import BadInput
-    from foldline.oracles.authorisation import authorised as said
     from foldline.results import Status
     from foldline.span.obfuscate import obfuscate, obfuscate_in_box, output_change, partial_span_curve
 
     if source not in ("gradients", "values", "labels"):
         raise BadInput(f"--from is gradients, values or labels, not {source!r}.")
-    with said(authorised) if authorised is not None else contextlib.nullcontext():
-        f = fl.value_oracle(target, dim=dim, run=run)
-        x, shape = inputs(images, data_set, data, f.dim, count)
-        basis, found = known_span(span, target, source, f.dim, seed, budget, run)
-        if len(basis) >= f.dim:
-            finish(Status("full_rank", f"All {f.dim} directions matter to the target: there is no null space to hide "
-                          f"noise in."))
-            return
-        rng = fl.generator(seed)
-        note = ""
-        if in_box:
-            boxed = obfuscate_in_box(x, basis, scale, rng=rng)
-            moved, note = boxed.samples, boxed.status.message
-        else:
-            moved = obfuscate(x, basis, scale, rng=rng)
-        change = output_change(f, x, moved)
-        ranks = sorted({0, len(basis) // 4, len(basis) // 2, 3 * len(basis) // 4, max(0, len(basis) - 1), len(basis)})
-        curve = partial_span_curve(f, x, basis, ranks, scale, rng=rng)
-        out.mkdir(parents=True, exist_ok=True)
-        captions = draw_gallery(f, x[:show], moved[:show], shape, out / "gallery.png")
+    f = fl.value_oracle(target, dim=dim, run=run)
+    x, shape = inputs(images, data_set, data, f.dim, count)
+    basis, found = known_span(span, target, source, f.dim, seed, budget, run)
+    if len(basis) >= f.dim:
+        finish(Status("full_rank", f"All {f.dim} directions matter to the target: there is no null space to hide "
+                      f"noise in."))
+        return
+    rng = fl.generator(seed)
+    note = ""
+    if in_box:
+        boxed = obfuscate_in_box(x, basis, scale, rng=rng)
+        moved, note = boxed.samples, boxed.status.message
+    else:
+        moved = obfuscate(x, basis, scale, rng=rng)
+    change = output_change(f, x, moved)
+    ranks = sorted({0, len(basis) // 4, len(basis) // 2, 3 * len(basis) // 4, max(0, len(basis) - 1), len(basis)})
+    curve = partial_span_curve(f, x, basis, ranks, scale, rng=rng)
+    out.mkdir(parents=True, exist_ok=True)
+    captions = draw_gallery(f, x[:show], moved[:show], shape, out / "gallery.png")
     statistics: dict[str, Any] = {
         "target": target, "rank": len(basis), "null_dimension": f.dim - len(basis), "scale": scale, "in_box": in_box,
         "inputs": change.rows, "predictions_kept": change.kept, "largest_relative_change": change.largest_change,

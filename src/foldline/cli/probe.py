@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from foldline.cli.common import Budget, JsonOut, Seed, Target, emit, finish, progress
+from foldline.cli.common import Budget, Dim, JsonOut, Seed, Target, emit, finish, progress
 
 
 def command(
@@ -14,7 +10,7 @@ def command(
     seed: Seed = 0,
     budget: Budget = None,
     json_out: JsonOut = None,
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Inputs, where the target does not say.")] = None,
+    dim: Dim = None,
 ) -> None:
     """What a target answers: dims, dtype, output kind, rounding, noise, determinism, speed.
 

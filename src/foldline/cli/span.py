@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foldline.cli.common import Budget, JsonOut, RunFolder, Seed, emit, finish, progress, say
+from foldline.cli.common import Budget, Dim, JsonOut, RunFolder, Seed, emit, finish, progress, say
 
 if TYPE_CHECKING:
     from foldline.span.result import SpanResult
@@ -42,7 +42,7 @@ def command(
     rank: Annotated[int | None, typer.Option("--rank", min=1, help="From labels: stop at this rank.")] = None,
     output: Annotated[int, typer.Option("--output", min=0, help="Whose gradient is asked.")] = 0,
     threshold: Annotated[float, typer.Option("--threshold", help="One output: label 1 from here on.")] = 0.0,
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Inputs, where the target does not say.")] = None,
+    dim: Dim = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Rows like those the target was made "
                                               "for: .npy, .npz or .csv.")] = None,
     list_to: Annotated[Path | None, typer.Option("--list", metavar="FILE", help="Write the points, ask "
@@ -51,17 +51,12 @@ def command(
     answers: Annotated[Path | None, typer.Option("--answers", metavar="FILE", help="What they were answered.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Basis, singular values and all gradients, "
                                              "as .npz.")] = None,
-    authorised: Annotated[str | None, typer.Option("--i-am-authorised", metavar="SENTENCE", help="By whose leave an "
-                                                   "HTTP target is asked.")] = None,
     seed: Seed = 0,
     budget: Budget = None,
     run: RunFolder = None,
     json_out: JsonOut = None,
 ) -> None:
-    import contextlib
-
     from foldline.errors import BadInput
-    from foldline.oracles.authorisation import authorised as said
     from foldline.randomness import generator
 
     choices = {"--from": (source, ("gradients", "values", "labels")),
@@ -88,9 +83,8 @@ def command(
     else:
         if target is None:
             raise BadInput("A TARGET is needed (or --list, or --points with --answers): try foldline span demo:digits.")
-        with said(authorised) if authorised is not None else contextlib.nullcontext():
-            found = recover(target, source, method, count, rank, output, threshold, dim, data, seed, budget, run,
-                            patience)
+        found = recover(target, source, method, count, rank, output, threshold, dim, data, seed, budget, run,
+                        patience)
     show(found, json_out)
     if out is not None:
         import numpy as np
