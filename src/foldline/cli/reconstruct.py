@@ -214,10 +214,13 @@ def leave(found: ReconstructionResult, span: SpanResult | None) -> None:
         text = " ".join((status.message, *status.notes))
         say(f"[green]Nothing leaks this way[/] ({status.code}): {text}", markup_safe=text)
         return
+    if status.code == "start_remains":
+        text = " ".join((status.message, *status.notes))
+        say(f"[yellow]Hardly anything leaks this way[/] ({status.code}): {text}", markup_safe=text)
+        return
     leak = found.certificate
     if found.provenance.parameters.get("method", "unmix") == "unmix" and found.provenance.method != "invert" \
             and not leak.n_is_exact and leak.exact == 0:
-        # Measured: AdamW and no decay end so, with 0 to 10 % recovered; but so do small starts, with half.
         say("[yellow]No image is confirmed[/]: the spectrum has no gap, and no candidate lies on the edge of the pixel "
-            "box. These may be mixtures or prototypes, as after AdamW or training without weight decay.")
+            "box. These may be mixtures or prototypes.")
     finish(status)

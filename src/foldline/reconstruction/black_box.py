@@ -19,6 +19,7 @@ from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.noise_edge import NEAR, SHORTEST_TAIL
 from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
+from foldline.reconstruction.start_left import start_in_span
 from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
 from foldline.results import Progress, Provenance, Status, silent
 from foldline.span.result import SpanResult
@@ -66,10 +67,11 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     if not span.status.ok:
         notes.append(f"The span itself is incomplete ({span.status.code}).")
     said = f"{len(B)} directions from {span.queries} queries; {exact} images were confirmed by the pixel box."
+    outcome = start_in_span(B, shape, offset - low if centred and box is not None else None) or Status("ok", said)
     return ReconstructionResult(
-        status=Status("ok", said, tuple(notes)), queries=span.queries, certificate=certificate, provenance=provenance,
-        samples=samples, weights=weights, evidence=evidence, estimated_n=len(raw), image_shape=shape,
-        singular_values=span.singular_values)
+        status=Status(outcome.code, outcome.message, tuple(notes)), queries=span.queries, certificate=certificate,
+        provenance=provenance, samples=samples, weights=weights, evidence=evidence, estimated_n=len(raw),
+        image_shape=shape, singular_values=span.singular_values)
 
 
 def with_mean(B: Tensor, offset: Tensor, centred: bool) -> tuple[Tensor, Tensor | None]:

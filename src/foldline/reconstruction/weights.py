@@ -24,6 +24,7 @@ from foldline.reconstruction.features import Features, features_for, guessed_sha
 from foldline.reconstruction.noise_edge import Edge, noise_edge
 from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
+from foldline.reconstruction.start_left import start_in_weights
 from foldline.results import Progress, Provenance, Status, silent
 
 CONDENSED = 3           # a span of so few directions holds prototypes, not samples
@@ -78,7 +79,7 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     samples, weights, evidence = best_first(undo(rows), weights, evidence)
     certificate = leak_of(edge, weights, evidence)
     return ReconstructionResult(
-        status=status_of(edge, certificate, notes), queries=0, certificate=certificate, provenance=provenance,
+        status=status_of(edge, certificate, notes, A), queries=0, certificate=certificate, provenance=provenance,
         samples=samples, weights=weights, evidence=evidence, estimated_n=edge.rank,
         singular_values=edge.singular_values, image_shape=shape)
 
@@ -172,7 +173,10 @@ def leak_of(edge: Edge, weights: Tensor, evidence: dict[str, Tensor]) -> Leak:
                 confident=int((weights >= 0.5).sum()), n_is_exact=edge.gap >= 2.0)
 
 
-def status_of(edge: Edge, leak: Leak, notes: list[str]) -> Status:
+def status_of(edge: Edge, leak: Leak, notes: list[str], A: Tensor) -> Status:
+    remains = start_in_weights(edge, *A.shape) if leak.exact == 0 else None
+    if remains is not None:
+        return Status(remains.code, remains.message, tuple(notes))
     said = f"{edge.rank} directions stand above the noise edge {edge.edge:.2g} (gap {edge.gap:.3g})"
     if not leak.n_is_exact:
         notes = [*notes, "The spectrum sinks into the noise without a gap: the training set may have more points than "

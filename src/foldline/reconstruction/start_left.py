@@ -1,0 +1,76 @@
+"""Was the start forgotten? What an attacker can see of it, and the status that says so.
+
+Weights: the tail of the spectrum obeys the law of a random matrix, which gives its standard deviation. Where weight
+decay or a small start did their work the visible directions stand far above the tail's edge (measured: median 4 to
+600,000 times). After AdamW or without decay the median is 1.1 to 1.5 times the edge, and the tail's standard deviation
+is that of the default start to 3 %. From answers there is no such tail: gradients span the row space of the whole first
+layer, start included. But a random start reaches pixels that no training row has (where the training mean is at the
+box's lower end; a small start leaves a tenth to a third of white noise's share there), and it is white: neighbouring
+pixels of its directions differ by twice their power, those of images by less, as long as they span a small part of the
+input space (measured: at most 1.2 up to a sixth of it, 1.8 to 1.9 with the start).
+
+The candidates are still returned: AdamW on 20 CIFAR-10 images left 13 of them recognisable (6 above NCC 0.8), on 50
+images 4 (1), so "nothing leaks" would be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from foldline.reconstruction.noise_edge import SHORTEST_TAIL, Edge, median_singular_value
+from foldline.results import Status
+
+BARELY = 2.0            # median visible singular value over the edge: below it the start fills the layer
+CLEAR = 2.0             # a gap that ends the spectrum whatever the start left
+WHITE = 1.5             # power of neighbours' differences over the power of pixels; 2 for white noise
+FEW = 1 / 6             # of the input space: more directions than that look white whatever they are
+DEAD = 0.5              # power on pixels that are dead in the training set, over what white directions have there
+CODE = "start_remains"
+ADVICE = ("What is unmixed from them is blurred by it: prototypes and mixtures, single images at best when the "
+          "training set is small.")
+
+
+def start_in_weights(edge: Edge, h: int, d: int) -> Status | None:
+    """h rows and d columns of the first layer, bias included."""
+    s, r = edge.singular_values, edge.rank
+    if edge.gap >= CLEAR or not 0 < r <= len(s) - SHORTEST_TAIL:
+        return None
+    height = float(s[:r].median()) / edge.edge
+    if height >= BARELY:
+        return None
+    sigma = float(s[r:].median()) / median_singular_value(min(h, d) - r, max(h, d) - r)
+    default = 1 / math.sqrt(3 * (d - 1))                    # PyTorch draws from U(-1 / sqrt(d), 1 / sqrt(d))
+    like = f", as PyTorch's default start has ({default:.2g})" if abs(sigma / default - 1) < 0.1 else ""
+    return Status(CODE, f"The start was never forgotten (no weight decay, too few steps, or Adam): a random part with "
+                  f"standard deviation {sigma:.2g}{like} fills the first layer, and the {r} directions above its edge "
+                  f"stand only {height:.2g} times above it in the median. {ADVICE}")
+
+
+def start_in_span(basis: Tensor, shape: tuple[int, ...] | None, offset: Tensor | None = None) -> Status | None:
+    """basis (r, d), orthonormal rows that answers gave; offset (d,): the training mean minus the box's lower end.
+
+    Without a mean that is known, and without an image shape, nothing is said: None.
+    """
+    r, d = basis.shape
+    sign = ""
+    if offset is not None and r:
+        dead = offset.abs() < 1e-9
+        power = float(basis[:, dead].square().sum() / basis.square().sum())
+        if power > DEAD * int(dead.sum()) / d:
+            sign = f"have {power:.0%} of their power on {int(dead.sum())} pixels that are zero in every training row"
+    if not sign and shape is not None and min(shape[:2]) >= 3 and 0 < r <= FEW * d and \
+            (power := roughness(basis, shape)) > WHITE:
+        sign = f"look like noise (neighbouring pixels differ by {power:.2g} times their power, 2 for noise)"
+    if not sign:
+        return None
+    return Status(CODE, f"The start was never forgotten (no weight decay, too few steps, or Adam): the {r} directions "
+                  f"{sign}, so they are rows of the first layer, not of the training set. {ADVICE}")
+
+
+def roughness(basis: Tensor, shape: tuple[int, ...]) -> float:
+    """Mean power of neighbours' differences, over the mean power of a pixel."""
+    images = basis.reshape(len(basis), shape[0], shape[1], -1)
+    across, down = images.diff(dim=2).square().mean(), images.diff(dim=1).square().mean()
+    return float((across + down) / 2 / images.square().mean().clamp(min=1e-300))
