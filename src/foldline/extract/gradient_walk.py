@@ -27,9 +27,8 @@ from foldline.results import FunctionCertificate, Progress
 FAR = 1e6                   # where a line ends: a unit crosses farther out with probability 1e-6
 FIRST_TESTS = 2
 TESTS_PER_GAP = 1 / 20
-MEMORY = 8
 PATIENCE = 3                # test points near the path that isolate nothing, before gaps are asked themselves
-LUCK = 0.6                  # while this share of blamed gaps splits, blame is worth its rows
+CLEAR = 3.0                 # standard deviations above chance that make a gap's blame evidence
 
 
 @dataclass(eq=False)
@@ -82,8 +81,6 @@ class Walk:
         self.line: Line | None = None
         self.test_rng = streams("tests")
         self.nearness, self.near_tests = 0.5, 0
-        self.recent: list[float] = [1.0] * (2 * MEMORY)               # which of the last blamed gaps split
-        self.blaming: tuple[int, int] | None = None
         self.pinched_at = 0
         self.pinch_tests = torch.zeros(0, g.dim, dtype=torch.float64)
 
@@ -187,12 +184,6 @@ class Walk:
         if len(gaps) <= 4:
             return sure + maybe
         assert self.tests is not None
-        if self.blaming is not None:
-            before, asked = self.blaming
-            won = min(len(gaps) - before, asked)
-            memory = MEMORY if len(gaps) < 24 else 2 * MEMORY
-            self.recent = (self.recent + [1.0] * won + [0.0] * (asked - won))[-memory:]
-            self.blaming = None
         wanted = FIRST_TESTS + int(len(gaps) * TESTS_PER_GAP)
         if wanted > len(self.tests[0]) and maybe:
             self.tests = self.more_tests(wanted - len(self.tests[0]))
@@ -212,9 +203,8 @@ class Walk:
                 return sure + [b for b, _ in hidden if b not in sure]
             if sure:
                 return sure
-            if sum(self.recent) >= (LUCK if len(gaps) < 24 else 0.7 * LUCK) * len(self.recent):
-                chosen = self.blamed(gaps, maybe, candidate.W, R[bad])
-                self.blaming = (len(gaps), len(chosen))
+            chosen = self.blamed(gaps, maybe, candidate.W, R[bad])
+            if chosen:
                 return chosen
             if self.near_tests >= 3 * len(gaps) or self.oracle.used - self.start_rows >= self.most:
                 return maybe
@@ -242,15 +232,25 @@ class Walk:
         return x, y, g
 
     def blamed(self, gaps: list[Gap], maybe: list[Gap], V: Tensor, R: Tensor, cut: float = 0.3) -> list[Gap]:
-        """Those of `maybe` whose rows explain R at least `cut` times as well as the best, best first."""
-        gram = V @ V.T
-        ridge = 1e-9 * float(gram.diagonal().max())
-        C = torch.linalg.solve(gram + ridge * torch.eye(len(V), dtype=V.dtype), V @ R.T)       # (m, bad)
-        blame = C.square().mean(1)                                   # (m,)
+        """Those of `maybe` whose rows explain R at least `cut` times as well as the best, best first.
+
+        A gap that hides two folds, D = v + v', leaves v or -v' in R: about half of D, up to its sign. What the other
+        hidden folds leave is noise to it, of the size of R outside the span of all rows. So each coefficient counts
+        in units of its own standard error: without that, the smallest rows, which scatter most, take all the blame.
+        """
+        m, d = V.shape
+        U = V / V.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        inverse = torch.linalg.inv(U @ U.T + 1e-9 * torch.eye(m, dtype=V.dtype))
+        C = inverse @ (U @ R.T)                                      # (m, bad)
+        rest = (R - C.T @ U).square().sum(1) / max(d - m, 1)         # (bad,) variance per dimension
+        floor = 1e-12 * R.square().sum(1) / d
+        blame = (C.square() / (inverse.diagonal()[:, None] * (rest + floor))).sum(1)         # (m,)
         where = {id(b): i for i, b in enumerate(gaps)}
         scored = [(float(blame[where[id(b)]]), b) for b in maybe]
         scored.sort(key=lambda pair: -pair[0])
-        return [b for s, b in scored if s >= cut * scored[0][0]]
+        n = R.shape[0]
+        clear = max(cut * scored[0][0], n + CLEAR * (2 * n)**0.5) if cut > 0 else 0.0
+        return [b for s, b in scored if s >= clear]
 
     def as_units(self, gaps: list[Gap], origin: tuple[Tensor, Tensor, Tensor]) -> Units:
         """Every gap as one unit, active towards the end of the path; affine as at its start."""

@@ -186,7 +186,6 @@ class Run(Walk):
             if float(miss.min()) <= 1e-6 * float(row.norm()):
                 doubted = self.on_path[int(miss.argmin())]
                 doubted.finer, doubted.sides = 1e-5, (False, False)
-        self.recent = [1.0] * 4
         return False
 
     def search_residual(self, target: Tensor, x: Tensor, bad: Tensor) -> None:
