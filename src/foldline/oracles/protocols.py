@@ -41,17 +41,10 @@ class Source(Protocol):
     def answer(self, x: Tensor) -> Tensor: ...
 
 
-class Oracle:
-    """The part all oracles share. `used` counts rows before they are sent; a budget is never crossed."""
+class InFront:
+    """Something in front of a source, an oracle or a wrapper: it has the source's inputs, and what they cost."""
 
-    kind: Kind
-
-    def __init__(self, source: Source, ledger: Ledger | None = None, *, budget: int | None = None) -> None:
-        if source.kind != self.kind:
-            raise ValueError(f"{type(self).__name__} needs a source of {self.kind}, not of {source.kind}.")
-        self.source = source
-        self.ledger = Ledger(budget) if ledger is None else ledger
-        bill_losses(source, self.ledger)
+    source: Source
 
     @property
     def dim(self) -> int:
@@ -65,6 +58,24 @@ class Oracle:
     def box(self) -> Box | None:
         """Where every query must lie, if the target says so."""
         return self.source.box
+
+    @property
+    def cost(self) -> int:
+        """Rows of the target that one query costs: 1, or more where gradients are differences of values."""
+        return int(getattr(self.source, "cost", 1))
+
+
+class Oracle(InFront):
+    """The part all oracles share. `used` counts rows before they are sent; a budget is never crossed."""
+
+    kind: Kind
+
+    def __init__(self, source: Source, ledger: Ledger | None = None, *, budget: int | None = None) -> None:
+        if source.kind != self.kind:
+            raise ValueError(f"{type(self).__name__} needs a source of {self.kind}, not of {source.kind}.")
+        self.source = source
+        self.ledger = Ledger(budget) if ledger is None else ledger
+        bill_losses(source, self.ledger)
 
     @property
     def used(self) -> int:
@@ -81,11 +92,6 @@ class Oracle:
     def snap(self, x: Tensor) -> Tensor:
         """The points that are really asked: x rounded to the target's dtype, as float64."""
         return x.to(self.dtype).double()
-
-    @property
-    def cost(self) -> int:
-        """Rows of the target that one query costs: 1, or more where gradients are differences of values."""
-        return int(getattr(self.source, "cost", 1))
 
     def wrap(self, wrapper: Callable[[Source], Source]) -> Self:
         """The same ledger over a wrapped source: oracle.wrap(lambda s: Rounded(s, 4))."""

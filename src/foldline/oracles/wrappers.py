@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from foldline.errors import BadAnswer, BadInput, TargetError
-from foldline.oracles.protocols import Box, Kind, Source
+from foldline.oracles.protocols import InFront, Kind, Source
 from foldline.oracles.rowkeys import DIGEST, row_digests
 
 
-class Relay:
+class Relay(InFront):
     """Hands everything on; the base of every wrapper."""
 
     def __init__(self, source: Source) -> None:
@@ -28,24 +28,8 @@ class Relay:
         return self.source.kind
 
     @property
-    def dim(self) -> int:
-        return self.source.dim
-
-    @property
     def width(self) -> int | None:
         return self.source.width
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
-    @property
-    def box(self) -> Box | None:
-        return self.source.box
-
-    @property
-    def cost(self) -> int:
-        return int(getattr(self.source, "cost", 1))
 
     def answer(self, x: Tensor) -> Tensor:
         return self.source.answer(x)
