@@ -9,7 +9,7 @@ import foldline as fl
 from foldline.errors import BadInput, Refused
 from foldline.randomness import Streams
 from foldline.reconstruction.atoms import solve_atoms
-from foldline.reconstruction.kkt import PRESETS, SmoothedReLU, forward_of, residual, solve_kkt
+from foldline.reconstruction.kkt import PRESETS, SmoothedReLU, residual, solve_kkt, theta_of
 
 N, D = 6, 16
 
@@ -47,12 +47,33 @@ def layers_of(network: nn.Sequential) -> list[nn.Linear]:
 def test_theta_is_exact_at_the_training_points_and_nowhere_else() -> None:
     network, x, y = at_its_kkt_point()
     layers = layers_of(network)
-    theta = [p.detach().clone().requires_grad_(True) for layer in layers for p in layer.parameters()]
-    forward = forward_of(layers, theta, alpha=1e6)
+    theta = theta_of(layers)
     multipliers = N * 11 ** -0.5 * y                                # residual() takes the mean over candidates
-    assert float(residual(forward(x), multipliers, theta).detach()) < 1e-20
-    assert float(residual(forward(x + 0.1), multipliers, theta).detach()) > 1e-2
-    assert float(residual(forward(x), 1.1 * multipliers, theta).detach()) > 1e-2
+    assert abs(float(residual(x, multipliers, theta, 1e6))) < 1e-12
+    assert float(residual(x + 0.1, multipliers, theta, 1e6)) > 1e-2
+    assert float(residual(x, 1.1 * multipliers, theta, 1e6)) > 1e-2
+
+
+@pytest.mark.parametrize("biases", [(True, True, True), (True, False, False), (False, True, False)])
+def test_the_residual_is_the_published_one_and_so_is_its_slope(biases: tuple[bool, ...]) -> None:
+    """The slow twin writes the gradient of f by theta out and differentiates twice."""
+    sizes, rng = (5, 9, 7, 1), fl.generator(3)
+    layers = [nn.Linear(a, b, bias=c, dtype=torch.float64)
+              for a, b, c in zip(sizes[:-1], sizes[1:], biases, strict=True)]
+    for p in nn.ModuleList(layers).parameters():
+        p.data.copy_(torch.randn(p.shape, generator=rng, dtype=torch.float64))
+    x = torch.randn(6, 5, generator=rng, dtype=torch.float64, requires_grad=True)
+    c = torch.randn(6, generator=rng, dtype=torch.float64, requires_grad=True)
+    z = x
+    for i, layer in enumerate(layers):
+        z = layer(z) if i == len(layers) - 1 else SmoothedReLU.apply(layer(z), 3.0)
+    theta = [p for layer in layers for p in layer.parameters()]
+    grads = torch.autograd.grad((z[:, 0] * c).mean(), theta, create_graph=True)
+    slow = sum((p.detach() - g).square().sum() for p, g in zip(theta, grads, strict=True))
+    fast = residual(x, c, theta_of(layers), 3.0)
+    assert torch.allclose(slow, fast, rtol=1e-12)
+    for a, b in zip(torch.autograd.grad(slow, (x, c)), torch.autograd.grad(fast, (x, c)), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_the_smoothed_relu_is_exact_forward_and_smooth_backward() -> None:
