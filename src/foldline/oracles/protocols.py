@@ -105,7 +105,8 @@ class Oracle(InFront):
         except FoldlineError:
             raise
         except Exception as error:
-            raise TargetError(f"The target failed on a batch of {len(x)} rows with {type(error).__name__}: {str(error).rstrip('.')}. "
+            said = str(error).rstrip(".")
+            raise TargetError(f"The target failed on a batch of {len(x)} rows with {type(error).__name__}: {said}. "
                               f"{self.used} rows were asked so far.") from error
         return checked_block(block, len(x), self.source.width)
 
