@@ -4,6 +4,9 @@ A batch is cut into requests at places that depend on nothing but the batch, so 
 sees the same rows together whatever was lost and asked again, and the answers are the same to the last bit.
 Replies are checked for shape, count, order and finiteness before they count; those that fail are asked again
 (endpoint_calls.py). Nothing is asked without a statement of authorisation (authorisation.py).
+
+Requests are made by threads. What they compute is done by numpy: torch would start a team of OpenMP threads for each
+of them, which spin while they wait and cost more than the work.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -28,7 +32,7 @@ from foldline.oracles import authorisation, endpoint_wire
 from foldline.oracles.endpoint_calls import Bill, Caller, client_library
 from foldline.oracles.endpoint_spec import LOOPBACK, AnswerSpec, EndpointSpec, RequestSpec, checked_url, read_spec
 from foldline.oracles.endpoint_wire import JSON, SAFETENSORS, numbers, ordered, parse_json, put, take
-from foldline.oracles.protocols import Box, Kind
+from foldline.oracles.protocols import Box, Kind, all_finite
 
 if TYPE_CHECKING:
     import httpx
@@ -164,7 +168,8 @@ class EndpointSource:
     def encode(self, x: Tensor, request: RequestSpec) -> tuple[bytes, str]:
         if request.encoding == "safetensors":
             # A float32 model rounds its input first; sent rounded, the answer is the same and the request half as long.
-            return endpoint_wire.pack(rows=x.to(self.dtype), ids=torch.arange(len(x))), SAFETENSORS
+            rows = x.numpy() if self.dtype == torch.float64 else x.numpy().astype(np.float32)
+            return endpoint_wire.pack(rows=torch.from_numpy(rows), ids=torch.arange(len(x))), SAFETENSORS
         shaped = x.reshape(-1, *request.shape) if request.shape else x
         body: dict[str, Any] = copy.deepcopy(request.extra)
         put(body, request.rows, shaped[0].tolist() if request.single else shaped.tolist())
@@ -214,7 +219,8 @@ class EndpointSource:
         if value is not None:
             if value.ndim == 0 or len(value) != rows:
                 raise BadAnswer(f"The reply has {value.numel()} values; {rows} rows were asked.")
-            block = torch.cat([value.reshape(rows, -1), block.to(value.dtype)], 1)
+            block = torch.from_numpy(np.concatenate([value.reshape(rows, -1).numpy(),
+                                                     block.to(value.dtype).numpy()], 1))
         width = self.spec.outputs if self.asked == "values" else self.width
         if block.shape[1] != width:
             raise BadAnswer(f"The reply has {block.shape[1]} numbers per row, not {width}.")
@@ -225,8 +231,7 @@ class EndpointSource:
             block = whole
         else:
             block = block if block.is_floating_point() else block.double()
-            low, high = (float(v) for v in block.aminmax())         # one pass: NaN and infinity survive in it
-            if not (low > float("-inf") and high < float("inf")):
+            if not all_finite(block):
                 raise BadAnswer("The reply has NaN or infinite numbers.")
         order = ordered(ids.tolist() if isinstance(ids, Tensor) else ids, rows) if ids is not None else None
         return block if order is None else block[order]

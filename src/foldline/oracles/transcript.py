@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from foldline.errors import BadFile, BadInput
-from foldline.oracles.protocols import Source
+from foldline.oracles.protocols import Source, all_finite
 from foldline.oracles.rowkeys import DIGEST, Array, Counts, Places, row_digests, short_keys, with_occurrence
 from foldline.oracles.shapes import tensors_of
 from foldline.oracles.wrappers import Relay
@@ -290,10 +290,7 @@ def worth_keeping(answers: Tensor, rows: int) -> bool:
     """A wrong shape or a NaN is not kept: the target may do better when the run is resumed."""
     if not isinstance(answers, Tensor) or answers.ndim != 2 or len(answers) != rows or not answers.numel():
         return False
-    if not answers.is_floating_point():
-        return True
-    low, high = answers.detach().aminmax()                              # a NaN or an infinity survives in one of them
-    return bool(low.isfinite() & high.isfinite())
+    return not answers.is_floating_point() or all_finite(answers)
 
 
 def identity_of(target: Any) -> str:
