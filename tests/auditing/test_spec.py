@@ -154,3 +154,8 @@ def test_every_finding_has_rules_and_references_with_versions() -> None:
     assert found == {"AML.T0024.000", "AML.T0024.001", "AML.T0024.002", "AML.T0044", "ML03:2023", "ML05:2023",
                      "NISTAML.031", "NISTAML.032"}
     assert all(r.version and r.url.startswith("https://") for refs in BY_FINDING.values() for r in refs)
+
+
+def test_a_typo_deep_in_a_list_finds_its_neighbour() -> None:
+    with pytest.raises(BadSpec, match=r"line 14: severity\.0\.at_lest: .*did you mean at_least\."):
+        parse(GOOD.replace("at_least", "at_lest"))

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from foldline.errors import BadFile, BadSpec
 from foldline.reports.document import Severity
+from foldline.yaml_files import Strict, parsed, read_text
 
 Access = Literal["values", "gradients", "labels", "weights"]
 MethodName = Literal["span", "reconstruct", "imitate", "obfuscate", "extract", "weights"]
@@ -40,10 +39,6 @@ METRICS: dict[str, tuple[str, ...]] = {
     "obfuscation": ("same_answer",),
     "extraction": ("exact", "worst_error"),
 }
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Budget(Strict):
@@ -161,63 +156,12 @@ class AuditFile(Strict):
 def read_audit_file(path: str | Path) -> tuple[AuditFile, str]:
     """The audit and its text. Paths in it are taken from the folder of the file."""
     path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(f"The audit file {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    text = read_text(path, "The audit file")
     return parse_audit_file(text, str(path), path.parent), text
 
 
 def parse_audit_file(text: str, name: str, folder: Path) -> AuditFile:
-    from foldline.oracles.endpoint_spec import line_of
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        raise BadSpec(f"{name}{where}: not YAML: {getattr(error, 'problem', None) or error}.") from error
-    if not isinstance(found, dict):
-        raise BadSpec(f"{name}, line 1: an audit file is a mapping (version: 1, target: ...), "
-                      f"not {type(found).__name__}.")
-    if twice := repeated_key(root):
-        raise BadSpec(f"{name}, line {twice[1]}: {twice[0]} is said twice; YAML would silently take the last.")
-    try:
-        return rooted(AuditFile.model_validate(found), folder)
-    except ValidationError as error:
-        lines = []
-        for problem in error.errors(include_url=False, include_input=False, include_context=False):
-            loc = problem["loc"]
-            where = ".".join(str(p) for p in loc) or "the audit file"
-            lines.append(f"{name}, line {line_of(root, loc)}: {where}: {sentence(problem, loc)}.")
-        raise BadSpec("\n".join(lines)) from error
-
-
-def sentence(problem: Any, loc: tuple[str | int, ...]) -> str:
-    message = str(problem["msg"]).removeprefix("Value error, ").rstrip(".")
-    if problem["type"] == "extra_forbidden":
-        from difflib import get_close_matches
-        parts: dict[str, Any] = {"budget": Budget, "reference": Reference, "severity": SeverityRule}
-        fields = parts.get(str(loc[0]), AuditFile).model_fields if len(loc) > 1 else AuditFile.model_fields
-        near = get_close_matches(str(loc[-1]), fields, 1)
-        message = f"there is no such field{f'; did you mean {near[0]}?' if near else ''}".rstrip("?")
-    return message
-
-
-def repeated_key(node: yaml.Node | None) -> tuple[str, int] | None:
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                return str(key.value), key.start_mark.line + 1
-            seen.add(key.value)
-            if found := repeated_key(value):
-                return found
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            if found := repeated_key(item):
-                return found
-    return None
+    return rooted(parsed(text, name, AuditFile, "an audit file is a mapping (version: 1, target: ...)"), folder)
 
 
 def rooted(audit: AuditFile, folder: Path) -> AuditFile:

@@ -31,21 +31,17 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import torch
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from foldline.errors import BadFile, BadSpec, Missing
+from foldline.errors import BadSpec, Missing
 from foldline.oracles.protocols import Kind
+from foldline.yaml_files import Strict, parsed, read_text
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SECRET = re.compile(r"authori[sz]ation|cookie|key|token|secret|password", re.IGNORECASE)
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class RequestSpec(Strict):
@@ -142,45 +138,5 @@ def checked_url(url: str, secrets: bool) -> str:
 
 
 def read_spec(path: str | Path) -> EndpointSpec:
-    path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(f"The target's description {path} cannot be read: {getattr(error, 'strerror', None) or error}."
-                      ) from error
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        raise BadSpec(f"{path}{where}: not YAML: {getattr(error, 'problem', None) or error}.") from error
-    if not isinstance(found, dict):
-        raise BadSpec(f"{path}: the description of an API is a mapping (url:, dim:, values: ...), "
-                      f"not {type(found).__name__}.")
-    try:
-        return EndpointSpec.model_validate(found)
-    except ValidationError as error:
-        lines = []
-        for problem in error.errors(include_url=False, include_input=False, include_context=False):
-            name = ".".join(str(p) for p in problem["loc"]) or "the description"
-            lines.append(f"{path}, line {line_of(root, problem['loc'])}: {name}: "
-                         f"{problem['msg'].removeprefix('Value error, ')}.")
-        raise BadSpec("\n".join(lines)) from error
-
-
-def line_of(node: yaml.Node | None, loc: tuple[str | int, ...]) -> int:
-    """The line of the deepest part of `loc` that the file has."""
-    line = node.start_mark.line + 1 if node is not None else 1
-    for step in loc:
-        if isinstance(node, yaml.MappingNode):
-            pair = next(((k, v) for k, v in node.value if k.value == str(step)), None)
-            if pair is None:
-                break
-            line, node = pair[0].start_mark.line + 1, pair[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line
+    text = read_text(Path(path), "The target's description")
+    return parsed(text, str(path), EndpointSpec, "the description of an API is a mapping (url:, dim:, values: ...)")
