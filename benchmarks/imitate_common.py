@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import foldline as fl
 from foldline.imitation.match import as_row
-from foldline.imitation.queries import drawn_rows, gaussian_rows
+from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, smooth_rows, spread_rows
 from foldline.judge.imitation import score_imitation
 from foldline.networks.presets import build
 from foldline.randomness import Streams
@@ -30,12 +30,16 @@ PIXEL_STD = {"mnist": 0.3081, "cifar10": 0.2516}        # sigma_D of Appendix D
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 000, Section 4, at widths that fit here
     "1-layer": ("logistic", {}),
     "2-layer": ("two-layer", {"width": 128}),
+    "2-layer-wide": ("two-layer", {"width": 1024}),     # wide ones are students only
     "conv": ("conv", {"width": 16}),
+    "conv-wide": ("conv", {"width": 16, "hidden": 512}),
+    "conv-5x5": ("conv", {"width": 10, "kernel": 5}),
+    "conv-5x5-wide": ("conv", {"width": 10, "kernel": 5, "hidden": 512}),
     "vgg11": ("vgg11", {"width": 8}),
     "resnet18": ("resnet18", {"width": 8}),
 }
 QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
-EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "vgg11": 8, "resnet18": 6}
+EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "conv-5x5": 3, "vgg11": 8, "resnet18": 6}
 CIFAR_EPOCHS = {"conv": 10}
 
 _loaded: dict[str, Any] = {}
@@ -101,7 +105,12 @@ def queries(name: str, kind: str, n: int, rng: torch.Generator) -> Tensor:
         return gaussian_rows(n, d.pixels.shape[1], rng=rng, mean=PIXEL_MEAN[name], std=PIXEL_STD[name]).float()
     if kind == "gaussian-unit":         # N(0, I) in the pixels' own scale
         return gaussian_rows(n, d.pixels.shape[1], rng=rng).float()
-    return drawn_rows(d.rows(rows, torch.float32), n, rng=rng)
+    if kind == "smooth":                # Gaussian fields, the pixels' mean and deviation
+        return smooth_rows(n, d.image_shape, rng=rng, mean=PIXEL_MEAN[name], std=PIXEL_STD[name]).float()
+    pool = d.rows(rows, torch.float32)
+    if kind == "blended":
+        return blended_rows(pool, n, rng=rng, input_shape=d.image_shape).float()
+    return spread_rows(pool, n, rng=rng) if kind == "spread" else drawn_rows(pool, n, rng=rng)
 
 
 def one(file: str, *, name: str, model: str, student: str, kind: str, explain: str | None, n: int, seed: int,

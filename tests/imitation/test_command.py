@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import foldline as fl
 from foldline.cli.main import app
-from foldline.imitation.queries import drawn_rows, gaussian_rows, read_rows
+from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, read_rows, smooth_rows, spread_rows
 from foldline.networks.presets import build
 from foldline.reports.figures_imitate import imitation_curves
 
@@ -65,6 +65,62 @@ def test_queries_come_from_where_they_are_wanted(tmp_path: Path) -> None:
             read_rows(tmp_path / bad)
     with pytest.raises(fl.errors.BadInput):
         drawn_rows(x, 11, rng=fl.generator(0))
+
+
+@pytest.mark.parametrize("shape", [(6, 7), (5, 4, 3), (40,)])
+def test_smooth_noise_is_standard_in_every_pixel_and_alike_in_neighbours(shape: tuple[int, ...]) -> None:
+    z = smooth_rows(4000, shape, rng=fl.generator(0), mean=2.0, std=3.0)
+    assert torch.allclose(z.mean(0), torch.tensor(2.0, dtype=torch.float64), atol=0.25)
+    assert torch.allclose(z.std(0), torch.tensor(3.0, dtype=torch.float64), atol=0.2)
+    pictures = ((z - 2) / 3).reshape(4000, *shape)
+    line = pictures if len(shape) == 1 else pictures[:, 2]              # (n, W) or (n, W, C)
+    line = line[..., 0] if len(shape) == 3 else line
+    a, b = line[:, 1], line[:, 2]
+    assert float((a * b).mean()) == pytest.approx(float(np.exp(-0.25)), abs=0.06)       # of length 1
+    if len(shape) == 3:
+        assert abs(float((pictures[:, 2, 1, 0] * pictures[:, 2, 1, 1]).mean())) < 0.06  # colours are independent
+    assert torch.equal(smooth_rows(2, shape, rng=fl.generator(0), mean=2.0, std=3.0), z[:2])
+
+
+def test_spread_rows_are_unlike_each_other() -> None:
+    """Nine tenths of the rows lie in one heap; draws by distance visit the other five heaps all the same."""
+    rng = fl.generator(0)
+    heap = torch.cat([torch.zeros(900, dtype=torch.int64), torch.arange(100) % 5 + 1])
+    x = 20 * torch.eye(6, dtype=torch.float64)[heap] + 0.1 * torch.randn(1000, 6, generator=rng, dtype=torch.float64)
+    for seed in range(5):
+        picked = spread_rows(x, 6, rng=fl.generator(seed))
+        assert len(set(picked.argmax(1).tolist())) == 6
+        assert torch.equal(spread_rows(x, 3, rng=fl.generator(seed)), picked[:3])
+    assert len(spread_rows(x, 1000, rng=rng).unique(dim=0)) == 1000             # every row once
+    same = torch.ones(4, 3, dtype=torch.float64)
+    assert torch.equal(spread_rows(same, 4, rng=rng), same)                     # copies are rows too
+
+
+def test_blends_are_halves_of_different_rows_and_nested() -> None:
+    x = torch.eye(12, dtype=torch.float64) * 8
+    bare = blended_rows(x, 6, rng=fl.generator(0), noise=0.0)
+    assert torch.equal((bare == 4).sum(1), torch.full((6,), 2)) and torch.equal(bare.sum(0), torch.full((12,), 4.0))
+    noisy = blended_rows(x, 6, rng=fl.generator(0))
+    assert torch.equal(blended_rows(x, 2, rng=fl.generator(0)), noisy[:2])
+    assert 0.3 < float((noisy - bare).std() / (0.65 * x.std())) < 1.7
+    with pytest.raises(fl.errors.BadInput, match="14 different rows"):
+        blended_rows(x, 7, rng=fl.generator(0))
+
+
+def test_the_command_draws_the_papers_points_where_its_case_is_the_papers() -> None:
+    from foldline.cli.imitate import paper_case
+    assert paper_case("mnist", None, "conv") == ("mnist", "conv", "data")
+    assert paper_case("gaussian", "mnist", "conv") == ("mnist", "conv", "gaussian")
+    assert paper_case("smooth", "mnist", "conv") is None and paper_case("digits", None, "conv") is None
+
+
+def test_noise_queries_and_blends_from_the_command(target: str, tmp_path: Path) -> None:
+    rows = str(tmp_path / "rows.npz")
+    for source in (("--queries", "smooth", "--std", "0.3", "--mean", "0.5"), ("--queries", rows, "--pick", "blend")):
+        code, out = run(target, "--student", "logistic", *source, "--test", rows, "--count", "2", "--json", "-")
+        assert code == 0 and json.loads(out)["rows"][0]["agreement"] == 1.0
+    found = CliRunner().invoke(app, ["imitate", target, "--queries", "gaussian", "--pick", "best"])
+    assert found.exit_code != 0
 
 
 def test_the_figure_draws_the_papers_points_in() -> None:

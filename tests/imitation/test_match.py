@@ -178,7 +178,7 @@ def test_rows_with_nan_are_dropped_and_counted() -> None:
     x = rows(30)
     r = imitate(Faulty(), net(1), x, rng=fl.generator(0))
     bad = int((x[:, 0] > 0).sum())
-    assert r.status.ok and any(f"{bad} of 30" in n for n in r.status.notes) and r.queries == 30
+    assert r.status.ok and any(f"{bad} of 30" in n for n in r.status.notes) and r.queries == 31      # one twice
     assert score_imitation(r.network, net(0), rows(500, 2)).agreement > 0.99
 
 
@@ -263,3 +263,39 @@ def test_batch_normalised_students_learn_from_gradients() -> None:
 def test_queries_needed_reads_the_curve() -> None:
     curve = [(1, 0.5), (10, 0.91), (100, 0.96)]
     assert queries_needed(curve, 1.0) == {0.90: 10, 0.95: 100, 0.99: None}
+
+
+class Wavering(nn.Module):
+    """A linear model whose every answer is off by a fresh thousandth or tenth."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.inner, self.in_features, self.out_features = net(0), D, K
+        self.size, self.rng = size, fl.generator(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 1 + self.size * torch.randn(len(x), K, generator=self.rng)
+        return self.inner(x) * factor
+
+
+def test_a_target_that_answers_at_random_is_noticed_by_asking_once_more() -> None:
+    quick = {"rng": fl.generator(0), "plans": [Plan(steps=5)], "committee": 0}
+    r = imitate(Wavering(0.1), net(1, 8), rows(20), **quick)                        # type: ignore[arg-type]
+    (note,) = (n for n in r.status.notes if "not deterministic" in n)
+    assert "values" in note and "explanations" in note and r.queries == 21
+    values = imitate(Wavering(0.1), net(1, 8), rows(20), None, **quick)             # type: ignore[arg-type]
+    assert any("not deterministic" in n for n in values.status.notes)
+    labels = imitate(fl.label_oracle(Wavering(9.0)), net(1, 8), rows(3), repeat=True, **quick)  # type: ignore[arg-type]
+    assert labels.queries == 4
+
+
+def test_a_target_that_does_not_is_not_accused_and_few_queries_are_not_repeated() -> None:
+    quick = {"rng": fl.generator(0), "plans": [Plan(steps=5)], "committee": 0}
+    steady = imitate(net(0, 8), net(1, 8), rows(20), **quick)                       # type: ignore[arg-type]
+    assert steady.queries == 21 and not any("deterministic" in n for n in steady.status.notes)
+    assert imitate(Wavering(0.1), net(1, 8), rows(10), **quick).queries == 10       # type: ignore[arg-type]
+    assert imitate(Wavering(0.1), net(1, 8), rows(10), repeat=True, **quick).queries == 11      # type: ignore[arg-type]
+    declared = imitate(net(0, 8), net(1, 8), rows(20), "smoothgrad", **quick)       # type: ignore[arg-type]
+    assert declared.queries == 20 and not any("deterministic" in n for n in declared.status.notes)
+    kept = imitate(net(0, 8), net(1, 8), rows(20), budget=20, **quick)              # type: ignore[arg-type]
+    assert kept.queries == 20 and kept.status.ok

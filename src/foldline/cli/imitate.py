@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from foldline.judge.imitation import ImitationScore
 
+NOISE = ("gaussian", "smooth")
+PICKS = ("spread", "random", "blend")
+
 HELP = """Imitate a model from few explained queries.
 
 A student of your choice is trained on the target's values and explanations at
@@ -27,6 +30,8 @@ Examples:
       --explain gradient --explain values --figure curve.svg
   foldline imitate weights:target.safetensors --student conv --width 16 \\
       --queries mnist --data ~/data --count 10 --out student.safetensors
+  foldline imitate weights:target.safetensors --student conv --width 16 \\
+      --hidden 512 --queries mnist --pick blend --count 10 --data ~/data
   foldline imitate weights:target.safetensors --queries gaussian --count 100
   foldline imitate weights:m.safetensors --queries rows.npz --test test.npz
 
@@ -35,7 +40,12 @@ Examples:
             or values (no explanation)
 --output    all (every output explained), top (the predicted one, as
             explanation APIs answer), or a number
---queries   digits, mnist5k, mnist, cifar10; gaussian; or a .npz/.npy/.csv file
+--queries   digits, mnist5k, mnist, cifar10; a .npz/.npy/.csv file; gaussian,
+            N(0, I) by --mean and --std; or smooth, noise whose neighbouring
+            pixels are alike (needs no data, and tells far more)
+--pick      which rows of --queries: spread (unlike each other, found without
+            asking), random (as the paper does), or blend (halves of two such
+            rows each, with smooth noise on top: the most told per query)
 """
 
 
@@ -44,8 +54,13 @@ def command(
     student: Annotated[str, typer.Option("--student", help="logistic, two-layer, mlp, conv, vgg11, resnet18, or "
                                          "torch:pkg.mod:factory.")] = "two-layer",
     width: Annotated[int | None, typer.Option("--width", min=1, help="Width of the student.")] = None,
-    queries: Annotated[str, typer.Option("--queries", metavar="FROM", help="A data set, gaussian, or a "
+    hidden: Annotated[int | None, typer.Option("--hidden", min=1, help="Hidden dense units of a conv "
+                                               "student.")] = None,
+    queries: Annotated[str, typer.Option("--queries", metavar="FROM", help="A data set, gaussian, smooth, or a "
                                          "file.")] = "digits",
+    pick: Annotated[str, typer.Option("--pick", help="spread, random or blend: which rows are asked.")] = "spread",
+    mean: Annotated[float, typer.Option("--mean", help="Of gaussian and smooth queries.")] = 0.0,
+    std: Annotated[float, typer.Option("--std", min=0.0, help="Of gaussian and smooth queries.")] = 1.0,
     count: Annotated[list[int] | None, typer.Option("--count", "-n", min=1, help="How many queries; may be "
                                                     "repeated.")] = None,
     explain: Annotated[list[str] | None, typer.Option("--explain", help="What the target explains; may be "
@@ -87,13 +102,14 @@ def command(
     picked = output if output in ("all", "top") else number(output)
     streams = Streams(fl.generator(seed))
     oracle_dim = fl.value_oracle(target)
-    pool, held, labels, shape = rows_of(queries, test, data, max(counts), oracle_dim.dim, streams)
+    pool, held, labels, shape = rows_of(queries, test, data, max(counts), oracle_dim.dim, streams, pick, mean, std)
     if pool.shape[1] != oracle_dim.dim:
         raise BadInput(f"The target takes {oracle_dim.dim} inputs, but rows of {queries} have {pool.shape[1]}: name "
                        f"another source with --queries.")
     # Rows of a run folder belong to this very command: another target, student or source makes other rows.
-    asked_for = hashlib.blake2b(repr((identity_of(target), student, width, queries, picked, link, sigma, samples, form,
-                                      test, steps, max(counts), seed)).encode(), digest_size=6).hexdigest()
+    asked_for = hashlib.blake2b(repr((identity_of(target), student, width, hidden, queries, pick, mean, std, picked,
+                                      link, sigma, samples, form, test, steps, max(counts), seed)).encode(),
+                                digest_size=6).hexdigest()
     rows: list[dict[str, Any]] = []
     last: Any = None
     with progress("imitate") as show:
@@ -104,7 +120,7 @@ def command(
                 if kept is not None:
                     rows.append(kept)
                     continue
-                fresh = make_student(student, width, shape, pool.shape[1], oracle_dim.outputs, streams)
+                fresh = make_student(student, width, hidden, shape, pool.shape[1], oracle_dim.outputs, streams)
                 last = fl.imitate(target, fresh, pool[:n], kind, rng=streams(f"{kind} {n}"), output=picked,
                                   link=link, sigma=sigma, samples=samples, form=form, steps=steps,
                                   run=None if run is None else run / "answers", progress=show)
@@ -125,7 +141,8 @@ def command(
     if figure is not None:
         from foldline.reports.figures import draw
         from foldline.reports.figures_imitate import imitation_curves
-        figure.write_text(draw(imitation_curves(rows, title=f"Imitating {target}")))
+        paper = paper_case(queries, test, student)
+        figure.write_text(draw(imitation_curves(rows, title=f"Imitating {target}", paper=paper)))
         say(f"Wrote {figure}", markup_safe=str(figure))
     if out is not None and last is not None and last.network is not None:
         try:
@@ -147,35 +164,58 @@ def number(text: str) -> int:
         raise BadInput(f"--output is all, top or a number, not {text!r}.") from None
 
 
+def paper_case(queries: str, test: str | None, student: str) -> tuple[str, str, str] | None:
+    """Which of the paper's points belong into the figure: its students are of the target's class."""
+    scored_on = queries if test is None else test
+    if scored_on not in ("mnist", "cifar10") or queries not in (scored_on, "gaussian"):
+        return None
+    return scored_on, student, "gaussian" if queries == "gaussian" else "data"
+
+
 def rows_of(queries: str, test: str | None, data: Path | None, n: int, dim: int,
-            streams: Any) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[int, ...] | None]:
+            streams: Any, pick: str = "spread", mean: float = 0.0,
+            std: float = 1.0) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[int, ...] | None]:
     """(rows to ask, rows to score on, their labels, image shape)"""
     from foldline.errors import BadInput
-    from foldline.imitation.queries import drawn_rows, gaussian_rows, read_rows
+    from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, read_rows, smooth_rows, spread_rows
     from foldline.victims.datasets import NAMES, load_dataset
     shape: tuple[int, ...] | None = None
-    held = labels = None
-    if queries in NAMES:
-        found = load_dataset(queries, data)
-        pool, shape = drawn_rows(found.x, n, rng=streams("queries")), found.image_shape
-        held, labels = found.x_test, found.y_test
-    elif queries == "gaussian":
-        pool = gaussian_rows(n, dim, rng=streams("queries"))
-    elif Path(queries).suffix:
-        rows, _ = read_rows(queries)
-        pool = drawn_rows(rows, n, rng=streams("queries"))
-    else:
-        raise BadInput(f"--queries is {', '.join(NAMES)}, gaussian, or a .npz, .npy or .csv file, not {queries!r}.")
+    held = labels = rows = None
     if test in NAMES:
         found = load_dataset(test, data)
-        held, labels, shape = found.x_test, found.y_test, shape or found.image_shape
+        held, labels, shape = found.x_test, found.y_test, found.image_shape
     elif test is not None:
         held, labels = read_rows(test)
+    if queries in NAMES:
+        found = load_dataset(queries, data)
+        rows, shape = found.x, found.image_shape
+        if test is None:
+            held, labels = found.x_test, found.y_test
+    elif queries not in NOISE and Path(queries).suffix:
+        rows, _ = read_rows(queries)
+    elif queries not in NOISE:
+        raise BadInput(f"--queries is {', '.join((*NAMES, *NOISE))}, or a .npz, .npy or .csv file, not {queries!r}.")
+    picture = shape or square(dim)
+    rng = streams("queries")
+    if pick not in PICKS:
+        raise BadInput(f"--pick is {', '.join(PICKS)}, not {pick!r}.")
+    if rows is None:
+        pool = gaussian_rows(n, dim, rng=rng, mean=mean, std=std) if queries == "gaussian" else \
+            smooth_rows(n, picture, rng=rng, mean=mean, std=std)
+    elif pick == "blend":
+        pool = blended_rows(rows, n, rng=rng, input_shape=shape or square(rows.shape[1]))
+    else:
+        pool = spread_rows(rows, n, rng=rng) if pick == "spread" else drawn_rows(rows, n, rng=rng)
     return pool, held, labels, shape
 
 
-def make_student(name: str, width: int | None, shape: tuple[int, ...] | None, dim: int, outputs: int,
-                 streams: Any) -> Any:
+def square(dim: int) -> tuple[int, ...]:
+    side = round(dim**0.5)
+    return (side, side) if side * side == dim else (dim,)
+
+
+def make_student(name: str, width: int | None, hidden: int | None, shape: tuple[int, ...] | None, dim: int,
+                 outputs: int, streams: Any) -> Any:
     from foldline.errors import BadInput
     from foldline.networks.presets import build
     from foldline.oracles.targets import target_module
@@ -184,10 +224,11 @@ def make_student(name: str, width: int | None, shape: tuple[int, ...] | None, di
         if found is None:
             raise BadInput(f"{name} is not a torch module; a student has to be one.")
         return found
-    side = round(dim**0.5)
-    guessed = shape or ((side, side) if side * side == dim else (dim,))
+    guessed = shape or square(dim)
     arguments: dict[str, Any] = {} if width is None else ({"widths": (width, width)} if name == "mlp" else
                                                           {"width": width})
+    if hidden is not None:
+        arguments["hidden"] = hidden
     return build(name, input_shape=guessed, outputs=outputs, rng=streams("student"), **arguments)
 
 

@@ -24,6 +24,8 @@ from foldline.results import Progress
 
 ROWS = 512                      # asked at once: how often progress is shown and answers are kept
 PAIRS = 1000                    # differences of values that explanations are checked against
+REPEAT_FROM = 16                # queries from which one of them is asked twice: at most 6 % more rows
+SAME = 1e-3                     # of the answer's size: what batching and rounding do to one that is the same
 
 
 @dataclass(eq=False)
@@ -97,8 +99,8 @@ def open_oracle(target: Any, explain: Any, output: Output, *, link: Link, form: 
     return ExplanationOracle(source, budget=budget), []
 
 
-def ask(oracle: Oracle, x: Tensor, progress: Progress) -> Asked:
-    """All of x, or as much as the budget allows, in one pass."""
+def ask(oracle: Oracle, x: Tensor, progress: Progress, repeat: bool | None = None) -> Asked:
+    """All of x, or as much as the budget allows, in one pass; then the first row again (see `asked_twice`)."""
     before = oracle.used
     affordable = len(x) if oracle.remaining is None else min(len(x), oracle.remaining // oracle.cost)
     short = len(x) - affordable
@@ -139,8 +141,32 @@ def ask(oracle: Oracle, x: Tensor, progress: Progress) -> Asked:
         asked.form = inner.form
     if asked.dropped:
         asked.notes.append(f"{asked.dropped} of {len(x)} answers held NaN or infinity and were dropped.")
+    if len(x) >= REPEAT_FROM if repeat is None else repeat:
+        asked_twice(metered, asked)
+        asked.queries = oracle.used - before
     look(asked)
     return asked
+
+
+def asked_twice(oracle: Any, asked: Asked) -> None:
+    """A note if the first row is answered differently the second time. One row, billed; not asked where noise was
+    declared (SmoothGrad) or the budget has ended."""
+    declared = asked.explanations is not None and asked.recipe.kind == "smoothgrad"
+    if declared or len(asked.x) == 0 or (oracle.remaining is not None and oracle.remaining < oracle.cost):
+        return
+    again = oracle(asked.x[:1])
+    if isinstance(oracle, ExplanationOracle):
+        pairs = {"values": (asked.values, again.values), "explanations": (asked.explanations, again.explanations)}
+    elif isinstance(oracle, GradientOracle):
+        pairs = {"values": (asked.values, again[0][:, None]), "explanations": (asked.explanations, again[1][:, None])}
+    else:
+        pairs = {"answers": (asked.values if asked.labels is None else asked.labels[:, None], again.reshape(1, -1))}
+    moved = {name: float((new.double() - old[:1].double()).norm() / old[:1].double().norm().clamp_min(1e-30))
+             for name, (old, new) in pairs.items() if old is not None}
+    said = ", ".join(f"{name} by {size:.2g} of their size" for name, size in moved.items() if size > SAME)
+    if said:
+        asked.notes.append(f"The target is not deterministic: the same query was answered differently the second time "
+                           f"({said}). It is learned from as it is; the difference acts as noise of the answers.")
 
 
 def twin_of(recipe: Any) -> Recipe:

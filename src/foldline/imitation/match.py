@@ -64,7 +64,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
             link: Link = "identity", form: Form | None = None, samples: int = 50, sigma: float | None = None,
             path_steps: int = 50, baseline: float = 0.0, budget: int | None = None, steps: int | None = None,
             plans: list[Plan] | None = None, committee: int = MEMBERS, input_shape: tuple[int, ...] | None = None,
-            run: Path | str | None = None, progress: Progress = silent) -> Imitation:
+            run: Path | str | None = None, repeat: bool | None = None, progress: Progress = silent) -> Imitation:
     """Train a copy of `student` on what `target` answers at `inputs` (n, d).
 
     explain: "gradient", "smoothgrad", "gradient_x_input", "integrated_gradients", a captum attribution, or None.
@@ -73,6 +73,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     form: what the API does to explanations before it shows them; found by itself for d >= 16.
     steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students are
     averaged to teach the final one where explained queries are few (committee.py); 0 for none.
+    repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)
     x = checked_inputs(inputs)
@@ -84,7 +85,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
                                 budget=budget, input_shape=None, run=run)
     if oracle.dim != x.shape[1]:
         raise BadInput(f"The queries have {x.shape[1]} numbers each, but the target takes {oracle.dim}.")
-    asked = ask(oracle, x, progress)
+    asked = ask(oracle, x, progress, repeat)
     asked.notes = [*made, *notes, *asked.notes]
     if form is not None:
         asked.form = form

@@ -1,7 +1,7 @@
 """Training a student on few answers, with learning rate, lambda and length chosen from a held-out part of them.
 
 A run is Adam with warm-up and cosine decay on unbiased draws of the joint loss. With one to a few dozen queries every
-step sees them all; the noise is only in the projection of the outputs. Candidates are compared after an eighth of the
+step sees them all; the noise is only in the projection of the outputs. Candidates are compared after a fifth of the
 steps on answers they did not see; with five or more such answers the best is run twice as long, and kept short if that
 made it clearly worse; the final student starts afresh with all answers, and where they are few it is also taught by
 a committee (committee.py). Test labels and test images play no part.
@@ -28,6 +28,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 REPORT_SECONDS = 0.3
 RETRIES = 3                     # a run that blows up starts again at a quarter of the rate
 BATCH = 32
+TRIAL_SHARE = 5                 # of the steps, which candidates are compared after
 FEWEST_TO_HOLD_OUT = 4          # below that every answer is needed, and the defaults stand
 FEWEST_FOR_LENGTH = 5           # one or two unseen answers rank learning rates well, but not lengths
 
@@ -63,7 +64,7 @@ class Taught:
 def default_plans(lesson: Lesson, steps: int | None) -> list[Plan]:
     """The grid. Values alone need more steps and have two losses to choose from."""
     if lesson.explanations is not None:
-        T = steps or (2000 if lesson.n <= BATCH else 2400)
+        T = steps or (500 if lesson.n <= BATCH else 1200)
         return [Plan(3e-3, 0.01, T), Plan(3e-3, 0.1, T), Plan(1e-3, 0.01, T)]
     T = steps or max(800, min(3000, 12 * lesson.n))
     if lesson.probabilities is None:
@@ -125,13 +126,13 @@ def choose(pupil: Pupil, lesson: Lesson, plans: Sequence[Plan], start: dict[str,
         trials.append(trial)
         return trial
 
-    short = [tried(replace(p, steps=max(50, p.steps // 8)), f"trial {i + 1} of {len(plans)}")
+    short = [tried(replace(p, steps=max(50, p.steps // TRIAL_SHARE)), f"trial {i + 1} of {len(plans)}")
              for i, p in enumerate(plans)]
     best = min(range(len(plans)), key=lambda i: rank_of(short[i].scores))
     if held < FEWEST_FOR_LENGTH:
         return plans[best], short[best].scores
     # Twice as long: if the answers it did not see get clearly worse, so would the whole length.
-    longer = tried(replace(plans[best], steps=max(100, plans[best].steps // 4)), "length")
+    longer = tried(replace(plans[best], steps=max(100, 2 * plans[best].steps // TRIAL_SHARE)), "length")
     if rank_of(longer.scores) <= 1.1 * rank_of(short[best].scores):
         return plans[best], longer.scores
     return replace(plans[best], steps=short[best].plan.steps), short[best].scores

@@ -1,4 +1,13 @@
-"""Where queries come from: rows at hand (the data distribution or another data set) or Gaussian noise."""
+"""Where queries come from: rows at hand (the data distribution or another data set), noise, or both.
+
+A gradient tells about the folds around its point, so points are worth asking where many folds are near. Pictures of
+the data have a margin that never moves; N(0, I) has no shapes in it, and all its draws look alike to a network that
+pools. Three choices know no more than rows without labels, or that inputs are pictures:
+
+    spread_rows      rows that are unlike each other (D^2 sampling, as k-means++ starts): few rows, many classes
+    blended_rows     half of one such row, half of another, and a little smooth noise on top
+    smooth_rows      Gaussian fields, that is noise whose neighbouring pixels are alike
+"""
 
 from __future__ import annotations
 
@@ -7,8 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foldline.errors import BadFile, BadInput
+from foldline.randomness import Streams
+
+LENGTH = 1.0                    # pixels: strokes and edges are a few pixels wide
+NOISE = 0.5                     # of the rows' deviation
+MOST_SPREAD = 256               # rows that are picked by distance; where more are wanted, the rest is drawn
+MOST_COMPARED = 10_000          # rows that they are picked from
 
 
 def drawn_rows(x: Tensor, n: int, *, rng: torch.Generator) -> Tensor:
@@ -18,12 +34,71 @@ def drawn_rows(x: Tensor, n: int, *, rng: torch.Generator) -> Tensor:
     return x[torch.randperm(len(x), generator=rng)[:n]]
 
 
+def spread_rows(x: Tensor, n: int, *, rng: torch.Generator) -> Tensor:
+    """n different rows of x, each drawn with probability proportional to its squared distance from those before it;
+    nested. Reads only x: nothing is asked, no label is seen."""
+    if not 0 < n <= len(x):
+        raise BadInput(f"{n} queries were wanted from {len(x)} rows: ask between 1 and {len(x)}.")
+    order = torch.randperm(len(x), generator=rng)
+    some = x[order[:MOST_COMPARED]].float()                                     # (m, d)
+    left = torch.ones(len(some), dtype=torch.float64)                           # first draw: any row
+    apart = torch.full_like(left, torch.inf)
+    picked: list[int] = []
+    for _ in range(min(MOST_SPREAD, len(some))):
+        if not float(left.sum()) > 0:                                           # only copies of picked rows are left
+            break
+        i = int(torch.multinomial(left, 1, generator=rng))
+        picked.append(i)
+        if len(picked) >= n:
+            break
+        apart = torch.minimum(apart, (some - some[i]).square().sum(1).double())
+        left = apart
+    chosen = torch.zeros(len(x), dtype=torch.bool)
+    chosen[picked] = True
+    rest = order[~chosen][:n - len(picked)]
+    return torch.cat([x[order[torch.tensor(picked)]], x[rest]])
+
+
 def gaussian_rows(n: int, dim: int, *, rng: torch.Generator, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """x ~ N(mean, std^2 I_d), float64; nested like drawn_rows."""
     if n < 1 or dim < 1:
         raise BadInput(f"Gaussian queries need at least one row and one input, not {n} and {dim}.")
     # Row by row: one large draw would not begin with the rows of a smaller one.
     return mean + std * torch.stack([torch.randn(dim, generator=rng, dtype=torch.float64) for _ in range(n)])
+
+
+def smooth_rows(n: int, input_shape: tuple[int, ...], *, rng: torch.Generator, mean: float = 0.0, std: float = 1.0,
+                length: float = LENGTH) -> Tensor:
+    """n Gaussian fields of correlation length `length` (pixels), each pixel N(mean, std^2); flat, float64, nested.
+    Images (H, W) or (H, W, C); one axis (d,) is smoothed along itself."""
+    if n < 1 or not input_shape or min(input_shape) < 1 or not length > 0:
+        raise BadInput(f"Smooth queries need at least one row, a shape and a positive length, not {n}, "
+                       f"{tuple(input_shape)} and {length}.")
+    H, W, C = input_shape if len(input_shape) == 3 else (*input_shape, 1) if len(input_shape) == 2 else \
+        (1, int(np.prod(input_shape)), 1)
+    reach = max(1, round(4 * length))
+    t = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    kernel = torch.exp(-t.square() / (2 * length**2))
+    kernel = kernel / kernel.norm()                                 # white noise of variance 1 keeps it
+    up = reach if H > 1 else 0
+    z = torch.stack([torch.randn(C, H + 2 * up, W + 2 * reach, generator=rng, dtype=torch.float64)
+                     for _ in range(n)]).flatten(0, 1)[:, None]     # (n C, 1, .., ..)
+    z = F.conv2d(z, kernel[None, None, None])
+    if up:
+        z = F.conv2d(z, kernel[None, None, :, None])
+    return mean + std * z.reshape(n, C, H, W).permute(0, 2, 3, 1).reshape(n, -1)
+
+
+def blended_rows(x: Tensor, n: int, *, rng: torch.Generator, input_shape: tuple[int, ...] | None = None,
+                 noise: float = NOISE) -> Tensor:
+    """(a + b) / 2 for n pairs of unlike rows of x, plus smooth noise of `noise` times their deviation; nested."""
+    if not 0 < 2 * n <= len(x):
+        raise BadInput(f"{n} blended queries need {2 * n} different rows, and there are {len(x)}.")
+    # Each from its own stream, so that the draws of one do not depend on how many rows the other wanted.
+    streams = Streams(rng)
+    pairs = spread_rows(x, 2 * n, rng=streams("rows")).double()
+    field = smooth_rows(n, input_shape or (x.shape[1],), rng=streams("noise"))
+    return 0.5 * (pairs[0::2] + pairs[1::2]) + noise * float(x[:5000].double().std()) * field
 
 
 def read_rows(path: str | Path, key: str | None = None) -> tuple[Tensor, Tensor | None]:

@@ -148,9 +148,10 @@ def mlp(shape: Shape, outputs: int, widths: Sequence[int] = (1000, 1000), biases
     return Dense(*layers)
 
 
-def conv(shape: Shape, outputs: int, width: int = 32, kernel: int = 3) -> nn.Module:
-    """Two convolutions (width, 2 width), each with ReLU and max-pool, and two dense layers (4 width hidden)."""
-    positive(width=width, kernel=kernel)
+def conv(shape: Shape, outputs: int, width: int = 32, kernel: int = 3, hidden: int | None = None) -> nn.Module:
+    """Two convolutions (width, 2 width), each with ReLU and max-pool, and two dense layers (`hidden`, else 4 width)."""
+    hidden = 4 * width if hidden is None else hidden
+    positive(width=width, kernel=kernel, hidden=hidden)
     H, W, C = image_of(shape)
     if min(H, W) < 4 or kernel % 2 == 0:
         raise BadInput(f"The conv preset needs images of at least 4 x 4 and an odd kernel, not {H} x {W} and {kernel}.")
@@ -158,7 +159,7 @@ def conv(shape: Shape, outputs: int, width: int = 32, kernel: int = 3) -> nn.Mod
     return Pictures(shape, nn.Sequential(
         nn.Conv2d(C, width, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(width, 2 * width, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(flat, 4 * width), nn.ReLU(), nn.Linear(4 * width, outputs)))
+        nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(), nn.Linear(hidden, outputs)))
 
 
 def vgg11(shape: Shape, outputs: int, width: int = 64, norm: bool = True) -> nn.Module:
