@@ -127,15 +127,56 @@ def test_defences_change_what_is_found(tmp_path: Path) -> None:
                           reference={"inputs": str(tmp_path / "x.npz")}), tmp_path / "out")
     rows = {r.name: r for r in found.document.defences.rows}
     assert rows["no defence"].rank == 5 and rows["no defence"].explanation_change == pytest.approx(0, abs=1e-12)
-    assert rows["round to 2 decimals"].explanation_change > 0 and rows["labels only"].rank is None
+    assert rows["round to 2 decimals"].explanation_change > 0
+    assert rows["labels only"].rank == 5 and rows["labels only"].rows > 1000        # slower, not closed
     assert found.document.ledger.total == sum(r.rows for r in found.document.ledger.rows if r.stage.startswith("The"))
+
+
+def test_a_finished_student_is_not_taught_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = spec(methods=["imitate"], students=[3, 5])
+    calm = fl.audit(wanted, tmp_path / "calm")
+    taught, imitate = [], fl.imitate
+
+    def killed_at_the_third(*arguments: Any, **options: Any) -> Any:
+        taught.append(len(arguments[2]))
+        if len(taught) == 3:
+            raise KeyboardInterrupt
+        return imitate(*arguments, **options)
+
+    monkeypatch.setattr(fl, "imitate", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        fl.audit(wanted, tmp_path / "killed")
+    again = fl.audit(wanted, tmp_path / "killed")
+    assert taught == [3, 3, 5, 5, 5]                            # with and without explanations; only the third again
+    assert again.document.comparable() == calm.document.comparable()
+    assert again.document.run.rows_sent == calm.document.run.rows_sent
 
 
 def test_a_plan_asks_nothing() -> None:
     plan = planned_only(resolved(spec())[0])
     assert [p.stage.name for p in plan.stages] == METHODS and all(p.estimate.rows > 0 for p in plan.stages)
     demo = planned_only(resolved(None)[0])
-    assert len(demo.stages) > 10 and sum(p.estimate.rows for p in demo.stages) < 20_000
+    rows = {p.stage.name: p.estimate.rows for p in demo.stages}
+    assert len(rows) > 10 and rows["labels"] <= 750_000 and rows["learn"] <= 100_000
+    assert sum(n for name, n in rows.items() if name not in ("labels", "learn")) < 2_000
+    assert not planned_only(resolved({**spec(), "methods": ["labels"], "access": ["labels"],
+                                      "budget": {"queries": 900}})[0]).stages[0].estimate.rows
+
+
+def test_labels_and_values_alone_are_tried_within_their_share(tmp_path: Path) -> None:
+    found = fl.audit(spec(methods=["span", "learn", "labels"], access=["values", "gradients", "labels"],
+                          budget={"queries": 20_000}), tmp_path / "rich")
+    shown = {f.id: f for f in found.findings}
+    assert shown["label-span"].numbers["rank"] == 5 and shown["label-span"].state == "shown"
+    assert "1.0000 of the worst" in shown["label-span"].evidence[1].text
+    assert shown["learning"].numbers["certified"] == 1 and shown["learning"].numbers["bound"] < 1e-6
+    rows = {r.kind: r.rows for r in found.document.ledger.rows}
+    assert 1000 < rows["labels"] <= 10_000 and rows["values"] <= 5000 and found.complete
+    poor = fl.audit(spec(methods=["learn", "labels"], access=["values", "labels"], budget={"queries": 100}),
+                    tmp_path / "poor")
+    # A share that is too small is a result about this budget, neither an incomplete audit nor a pass.
+    assert poor.complete and {f.state for f in poor.findings} == {"incomplete", "not-shown"}
+    assert poor.document.ledger.total <= 25 and all(f.limits for f in poor.findings)
 
 
 def test_an_http_target_needs_a_statement(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def test_methods_follow_the_access_and_bring_what_they_need() -> None:
     assert chosen_methods(only, ("values",)) == ["span", "obfuscate"]
     free = parse("version: 1\ntarget: demo:digits\n")
     assert "weights" in chosen_methods(free, ("values", "weights"))
-    assert chosen_methods(free, ("labels",)) == []
+    assert chosen_methods(free, ("labels",)) == ["labels"]
+    assert {"learn", "labels"} < set(chosen_methods(free, ("values", "gradients", "labels")))
     with pytest.raises(BadSpec, match="needs weights"):
         chosen_methods(parse(GOOD.replace("[span, reconstruct]", "[weights]")), ("values",))
 

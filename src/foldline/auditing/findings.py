@@ -31,6 +31,13 @@ def method(stage: Stage, explains: str, result: Result, *, numbers: Mapping[str,
                   figures=list(figures))
 
 
+def of_its_share(told: Method) -> Method:
+    """A method that used up the part of the budget set aside for it has not ended the audit."""
+    why = f"The part of the budget set aside for it is used up. {told.status.message}"
+    status = told.status.model_copy(update={"code": "share", "message": why})
+    return told.model_copy(update={"status": status})
+
+
 def cost(session: Session, asked: str = "", rows: int | None = None) -> Cost:
     """What this stage asked, in rows and, where a row has a price, in money."""
     n = sum(session.asked.values()) if rows is None else rows

@@ -40,5 +40,8 @@ BY_FINDING: dict[str, list[Reference]] = {
     "span": [INVERT, INVERSION, RECONSTRUCTION],
     "imitation": [EXTRACT, THEFT, EXTRACTION],
     "extraction": [EXTRACT, FULL_ACCESS, THEFT, EXTRACTION],
+    "learning": [EXTRACT, FULL_ACCESS, THEFT, EXTRACTION],
+    "training-data-labels": [INVERT, MEMBERSHIP, INVERSION, RECONSTRUCTION],
+    "label-span": [INVERT, INVERSION, RECONSTRUCTION],
     "obfuscation": [EXTRACT, THEFT, EXTRACTION],
 }

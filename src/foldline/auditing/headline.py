@@ -21,8 +21,9 @@ def headline(session: Session, findings: Sequence[Finding], figures: Sequence[An
              defences: Defences) -> Headline:
     shown = {f.id: f for f in findings if f.state == "shown"}
     ids = {f.id for f in figures}
-    hero = next((id for id in ("reconstruct-pictures", "weights-pictures", "span-spectrum", "imitate-curve",
-                               "extract-folds", "obfuscate-pictures") if id in ids), None)
+    hero = next((id for id in ("reconstruct-pictures", "weights-pictures", "labels-pictures", "span-spectrum",
+                               "imitate-curve", "extract-folds", "learn-error", "obfuscate-pictures") if id in ids),
+                None)
     lead = further(session, shown, defences)
     if "training-data" in shown:
         f = shown["training-data"]
@@ -39,6 +40,11 @@ def headline(session: Session, findings: Sequence[Finding], figures: Sequence[An
         f = shown["training-data-weights"]
         return Headline(f"Whoever holds this model's weights can get {round(f.numbers.get('count') or 0)} of its "
                         f"{round(f.numbers.get('of') or 0)} training samples back.", lead, hero)
+    if "training-data-labels" in shown:
+        f = shown["training-data-labels"]
+        return Headline(f"Anyone who may ask this model for labels alone can get {round(f.numbers.get('count') or 0)} "
+                        f"of its {round(f.numbers.get('of') or 0)} training samples back, after {f.cost.rows:,} "
+                        f"questions.", lead, hero)
     if "extraction" in shown:
         f = shown["extraction"]
         return Headline(f"Anyone who may ask this model can copy it exactly, after {f.cost.rows:,} questions.", lead,
@@ -47,6 +53,10 @@ def headline(session: Session, findings: Sequence[Finding], figures: Sequence[An
         f = shown["imitation"]
         return Headline(f"A copy that agrees with this model in {f.numbers.get('agreement') or 0:.0%} of cases costs "
                         f"{f.cost.rows:,} questions.", lead, hero)
+    if "learning" in shown:
+        f = shown["learning"]
+        return Headline(f"Anyone who may ask this model for values can copy it to {f.numbers.get('bound') or 0:.1g} of "
+                        f"its answers' spread, after {f.cost.rows:,} questions.", lead, hero)
     if "span" in shown:
         f = shown["span"]
         return Headline(f"This model reveals the {round(f.numbers.get('rank') or 0)} directions it looks at, after "
@@ -65,6 +75,9 @@ def further(session: Session, shown: dict[str, Finding], defences: Defences) -> 
                     f"{f.numbers.get('agreement') or 0:.0%} of cases.")
     if (f := shown.get("extraction")) is not None and "small" in session.subjects:
         said.append(f"A second, smaller model was copied exactly, to the last weight, with {f.cost.rows:,} questions.")
+    if (f := shown.get("training-data-labels")) is not None and "training-data" in shown:
+        said.append(f"From labels alone, with nothing explained, {round(f.numbers.get('count') or 0)} came back after "
+                    f"{f.cost.rows:,} questions.")
     tried = [r for r in defences.rows if r.group != "none" and r.recovered is not None]
     if tried and "training-data" in shown:
         held = [r.name for r in tried if (r.recovered or 0) <= max(1, r.null or 0)]

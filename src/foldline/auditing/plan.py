@@ -18,6 +18,8 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "imitate": ("imitate", ("gradients", "values")),
     "obfuscate": ("obfuscate", ("gradients", "values")),
     "extract": ("extract", ("gradients", "values")),
+    "learn": ("learn", ("values",)),
+    "labels": ("labels", ("labels",)),
 }
 NEEDS = {"reconstruct": "span", "obfuscate": "span"}
 

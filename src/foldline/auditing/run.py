@@ -21,7 +21,7 @@ from foldline import __version__
 from foldline.auditing import demo
 from foldline.auditing.headline import headline
 from foldline.auditing.plan import Planned, budget_rows, plan
-from foldline.auditing.session import Outcome, Session, failed
+from foldline.auditing.session import Outcome, Session, failed, wire
 from foldline.auditing.severity import rated
 from foldline.auditing.spec import AuditFile, parse_audit_file, read_audit_file
 from foldline.auditing.subjects import Subject, subject_of
@@ -83,8 +83,9 @@ def audit(spec_or_path: AuditFile | dict[str, Any] | str | Path | None = None, o
             finished=datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="seconds"), seconds=round(took, 1),
             stage_seconds={k: round(v, 2) for k, v in session.seconds.items()},
             machine=f"{platform.machine()}, {torch.get_num_threads()} threads",
-            rows_sent=run.sent, rows_replayed=max(0, document.ledger.total - run.sent),
-            resumed=starts(run.folder) - 1)})
+            rows_sent=run.sent, rows_lost=run.lost, rows_refused=wire(run.folder).refused,
+            rows_replayed=max(0, document.ledger.total - run.sent), requests=wire(run.folder).requests,
+            retries=wire(run.folder).repeated, resumed=starts(run.folder) - 1)})
     finally:
         run.close()
     written = write_report(document, folder, redact=spec.redact if redact is None else redact)
@@ -145,7 +146,10 @@ def declared(spec: AuditFile) -> Iterator[None]:
 def make_session(spec: AuditFile, found: dict[str, Subject], run: Any, progress: Progress) -> Session:
     rows, _ = budget_rows(spec, found["main"].price)
     deadline = None if spec.budget.seconds is None else time.monotonic() + spec.budget.seconds
-    return Session(spec, found, run, budget=rows, deadline=deadline, progress=progress)
+    session = Session(spec, found, run, budget=rows, deadline=deadline, progress=progress)
+    # What earlier lives of this folder sent and never got was billed all the same.
+    session.ledger.lose(run.lost if session.ledger.remaining is None else min(run.lost, session.ledger.remaining))
+    return session
 
 
 def perform(session: Session, planned: list[Planned], watch: Watch) -> bool:

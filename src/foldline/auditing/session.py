@@ -6,23 +6,29 @@ stage needs of an earlier one (a span, say) is computed again from the transcrip
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import Field
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from foldline.auditing.spec import AuditFile
 from foldline.auditing.subjects import KINDS, Subject
 from foldline.errors import BudgetExhausted, FoldlineError, Stopped
+from foldline.oracles.endpoint_calls import Bill
 from foldline.oracles.ledger import Ledger
-from foldline.oracles.protocols import GradientOracle, LabelOracle, Oracle, Source, ValueOracle
+from foldline.oracles.protocols import GradientOracle, Kind, LabelOracle, Oracle, Source, ValueOracle
 from foldline.oracles.transcript import Run, Transcript
+from foldline.oracles.wrappers import Relay
 from foldline.randomness import Streams, generator
 from foldline.reports.document import DefenceRow, Figure, Finding, LedgerRow, Method, Part
 from foldline.reports.document import Status as PlainStatus
@@ -30,6 +36,9 @@ from foldline.results import Progress, Status, silent
 
 FACES: dict[str, type[Oracle]] = {"values": ValueOracle, "gradients": GradientOracle, "labels": LabelOracle}
 ASKED = {"values": "values", "gradients": "explanations", "labels": "labels"}
+
+
+WIRE = "wire.jsonl"
 
 
 class Outcome(Part):
@@ -62,21 +71,47 @@ class Stage:
     tell: Callable[[Session, Any], Outcome]
 
 
-class OutOfTime:
+class OutOfTime(Relay):
     """A source that stops asking when the audit's time is over."""
 
     def __init__(self, source: Source, deadline: float | None) -> None:
-        self.source, self.deadline = source, deadline
-        self.kind, self.dim, self.dtype, self.box = source.kind, source.dim, source.dtype, source.box
-
-    @property
-    def width(self) -> int | None:
-        return self.source.width
+        super().__init__(source)
+        self.deadline = deadline
 
     def answer(self, x: Tensor) -> Tensor:
+        self.look()
+        return self.source.answer(x)
+
+    def look(self) -> None:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise Stopped("The audit's budget of seconds is used up; nothing more was asked.")
-        return self.source.answer(x)
+
+
+class OutOfTimeInParts(OutOfTime):
+    """The same over a source that answers request by request, so that a transcript keeps each as it arrives."""
+
+    def __init__(self, source: Any, deadline: float | None) -> None:
+        super().__init__(source, deadline)
+        self.inner = source
+
+    @property
+    def on_sent(self) -> Callable[[int], None]:
+        found: Callable[[int], None] = self.inner.on_sent
+        return found
+
+    @on_sent.setter
+    def on_sent(self, note: Callable[[int], None]) -> None:
+        self.inner.on_sent = note
+
+    def answer_parts(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+        self.look()
+        for start, block in self.inner.answer_parts(x):
+            yield start, block
+            self.look()
+
+
+def until(deadline: float | None, source: Source) -> Source:
+    return OutOfTimeInParts(source, deadline) if hasattr(source, "answer_parts") else OutOfTime(source, deadline)
 
 
 @dataclass
@@ -94,6 +129,7 @@ class Session:
     replaying: Ledger | None = None
     asked: dict[tuple[str, str], int] = field(default_factory=dict)
     current: str = ""
+    bills: list[Bill] = field(default_factory=list)         # of the HTTP sources that the present stage opened
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.budget)
@@ -110,29 +146,73 @@ class Session:
         chosen = self.subjects[subject]
         return chosen.open(KINDS[next(a for a in chosen.access if a in KINDS)]).dim
 
-    def oracle(self, access: str, subject: str = "main") -> Any:
-        """A metered oracle for the stage that runs now; its answers are kept under the stage's name."""
+    def oracle(self, access: str, subject: str = "main", *, most: int | None = None, purpose: str = "") -> Any:
+        """A metered oracle for the stage that runs now; its answers are kept under the stage's name and the purpose."""
         kind = KINDS[access]
-        source = OutOfTime(self.subjects[subject].open(kind), self.deadline)
+        source = self.opened(self.subjects[subject], kind)
         assert self.run is not None
-        kept = Transcript(source, self.run, f"{self.current}/{subject}/{kind}")
+        kept = Transcript(source, self.run, "/".join(filter(None, [self.current, subject, kind, purpose])))
+        return FACES[access](kept, Counted(self.purse(most), self.asked, (subject, access)))
+
+    def purse(self, most: int | None) -> Ledger:
+        """The audit's ledger (or that of the stage which is computed again), or a part of it."""
         ledger = self.replaying if self.replaying is not None else self.ledger
-        return FACES[access](kept, Counted(ledger, self.asked, (subject, access)))
+        return ledger if most is None or (ledger.remaining is not None and ledger.remaining <= most) else \
+            Capped(ledger, most)
+
+    @property
+    def left(self) -> int | None:
+        """The budget less the rows used. Rows that the network lost are left out: what a stage asks must not depend on
+        them."""
+        ledger = self.replaying if self.replaying is not None else self.ledger
+        return None if ledger.budget is None else ledger.budget - ledger.used
+
+    def opened(self, subject: Subject, kind: Kind) -> Source:
+        source = subject.open(kind)
+        inner: Any = source
+        while inner is not None and not hasattr(inner, "caller"):
+            inner = getattr(inner, "source", None)
+        if inner is not None:
+            self.bills.append(inner.caller.bill)
+        return until(self.deadline, source)
+
+    def note_wire(self, stage: str) -> None:
+        """What crossed the network for a stage, into the run folder: retries differ from run to run, results do not."""
+        assert self.run is not None
+        found = {f.name: sum(getattr(b, f.name) for b in self.bills) for f in fields(Bill)}
+        self.bills.clear()
+        if found["requests"]:
+            with (self.run.folder / WIRE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"stage": stage, **found}) + "\n")
 
     def oracle_over(self, subject: Subject, access: str, purpose: str, *, billed: bool, budget: int | None) -> Any:
         """An oracle over a subject of a stage's own making, such as the target behind a defence.
 
         What is not billed is the owner's own copy: its answers cost nothing and are not kept.
         """
-        source: Source = OutOfTime(subject.open(KINDS[access]), self.deadline)
+        source = self.opened(subject, KINDS[access])
         if not billed:
             return FACES[access](source, Ledger(budget))
         assert self.run is not None
         kept = Transcript(source, self.run, f"{self.current}/{purpose}/{KINDS[access]}")
-        ledger = self.replaying if self.replaying is not None else self.ledger
-        if budget is not None and (ledger.remaining is None or ledger.remaining > budget):
-            ledger = Capped(ledger, budget)
-        return FACES[access](kept, Counted(ledger, self.asked, ("main", access)))
+        return FACES[access](kept, Counted(self.purse(budget), self.asked, ("main", access)))
+
+    def part(self, name: str, make: Callable[[], tuple[Tensor, Status]]) -> tuple[Tensor, Status]:
+        """A part of a long stage: computed once for the run folder, and after a kill read back with what it asked."""
+        assert self.run is not None
+        path = self.run.folder / "parts" / f"{self.current}-{name.replace(' ', '-')}.safetensors"
+        if path.exists():
+            with safe_open(path, "pt") as file:
+                said = json.loads(file.metadata()["part"])
+                for subject, access, rows in said["asked"]:
+                    Counted(self.purse(None), self.asked, (subject, access)).charge(rows)
+                return file.get_tensor("found"), Status(said["code"], said["message"], tuple(said["notes"]))
+        before = dict(self.asked)
+        found, status = make()
+        asked = [[*who, n - before.get(who, 0)] for who, n in self.asked.items() if n > before.get(who, 0)]
+        said = {"asked": asked, "code": status.code, "message": status.message, "notes": status.notes}
+        write_whole(path, save({"found": found.contiguous()}, {"part": json.dumps(said)}))
+        return found, status
 
     def result(self, name: str) -> Any:
         """What a stage's attack found; computed once per process."""
@@ -165,6 +245,7 @@ class Session:
                           money=n * price[s] if self.priced else None) for (s, a), n in self.asked.items()]
         outcome = outcome.model_copy(update={"ledger": rows, "budget_before": budget_before})
         self.seconds[stage.name] = time.monotonic() - started
+        self.note_wire(stage.name)
         write_whole(path, outcome.model_dump_json(indent=1))
         self.outcomes[stage.name] = outcome
         return outcome
@@ -190,6 +271,10 @@ class Counted(Ledger):
         self._used += rows
         self.asked[self.who] = self.asked.get(self.who, 0) + rows
 
+    def lose(self, rows: int) -> None:
+        self.whole.lose(rows)
+        self._lost += rows
+
 
 class Capped(Ledger):
     """A part of another ledger."""
@@ -204,16 +289,31 @@ class Capped(Ledger):
         self.whole.charge(rows)
         self._used += rows
 
+    def lose(self, rows: int) -> None:
+        super().lose(rows)
+        self.whole.lose(rows)
 
-def write_whole(path: Path, text: str) -> None:
+
+def write_whole(path: Path, content: str | bytes) -> None:
     """All of the file or none of it, also when the machine stops in between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with part.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+
+
+def wire(folder: Path) -> Bill:
+    """The sum of what all finished stages sent and lost, over every life of the folder."""
+    total = Bill()
+    with contextlib.suppress(FileNotFoundError):
+        for line in (folder / WIRE).read_text("utf-8").splitlines():
+            found = json.loads(line)
+            for f in fields(Bill):
+                setattr(total, f.name, getattr(total, f.name) + found[f.name])
+    return total
 
 
 def plain_status(status: Status) -> PlainStatus:

@@ -13,7 +13,12 @@ BUILT_IN: tuple[SeverityRule, ...] = tuple(SeverityRule.model_validate(r) for r 
     # Whoever holds the weights is usually trusted more than a stranger at the API: one step lower.
     {"finding": "training-data-weights", "metric": "excess", "at_least": 0.1, "severity": "high"},
     {"finding": "training-data-weights", "metric": "excess", "at_least": 0.02, "severity": "medium"},
+    # Hundreds of thousands of labels are noticed more easily than sixty explanations: one step lower as well.
+    {"finding": "training-data-labels", "metric": "excess", "at_least": 0.1, "severity": "high"},
+    {"finding": "training-data-labels", "metric": "excess", "at_least": 0.02, "severity": "medium"},
+    {"finding": "label-span", "metric": "rank", "at_least": 1, "severity": "low"},
     {"finding": "extraction", "metric": "exact", "at_least": 1, "severity": "high"},
+    {"finding": "learning", "metric": "certified", "at_least": 1, "severity": "high"},
     {"finding": "imitation", "metric": "agreement", "at_least": 0.9, "severity": "medium"},
     {"finding": "imitation", "metric": "agreement", "at_least": 0.75, "severity": "low"},
     {"finding": "span", "metric": "fraction_of_input", "at_most": 0.5, "severity": "medium"},

@@ -27,7 +27,7 @@ from foldline.reports.document import Severity
 from foldline.yaml_files import Strict, parsed, read_text
 
 Access = Literal["values", "gradients", "labels", "weights"]
-MethodName = Literal["span", "reconstruct", "imitate", "obfuscate", "extract", "weights"]
+MethodName = Literal["span", "reconstruct", "imitate", "obfuscate", "extract", "weights", "learn", "labels"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -38,6 +38,9 @@ METRICS: dict[str, tuple[str, ...]] = {
     "imitation": ("agreement", "gain"),
     "obfuscation": ("same_answer",),
     "extraction": ("exact", "worst_error"),
+    "learning": ("certified", "bound", "error"),
+    "training-data-labels": ("recovered", "count", "excess"),
+    "label-span": ("rank", "rows_per_direction"),
 }
 
 

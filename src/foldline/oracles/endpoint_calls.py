@@ -43,6 +43,7 @@ class Bill:
     lost: int = 0           # rows the target may have answered and billed, but whose reply did not arrive whole
     refused: int = 0        # rows the target said it did not answer (429, 503), or never received
     requests: int = 0
+    repeated: int = 0       # of these, requests that were asked again
     waited: float = 0.0     # seconds between a request's last byte out and its reply, summed over requests
 
 
@@ -91,7 +92,7 @@ class Caller:
         failure = "nothing was tried"
         for attempt in range(self.attempts):
             self.gate.enter()
-            self.send(rows)
+            self.send(rows, again=attempt > 0)
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * self.jitter.uniform(0.5, 1.5)
             try:
                 status, reply, body = self.once(method, url, content, headers, largest)
@@ -159,8 +160,8 @@ class Caller:
             self.gate.close_for(seconds)
         return seconds
 
-    def send(self, rows: int) -> None:
-        self.count(sent=rows, requests=1)
+    def send(self, rows: int, *, again: bool) -> None:
+        self.count(sent=rows, requests=1, repeated=int(again))
         with self.lock:
             self.on_sent(rows)
 

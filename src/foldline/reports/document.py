@@ -249,8 +249,11 @@ class Run(Part):
     machine: str = ""
     rows_replayed: int = 0
     rows_sent: int = 0
+    rows_lost: int = Field(default=0, description="sent and perhaps billed, but no whole reply arrived: asked again")
+    rows_refused: int = Field(default=0, description="the target said that it did not answer them: asked again")
+    requests: int = Field(default=0, description="HTTP requests of finished stages")
+    retries: int = Field(default=0, description="requests among them that were repeated")
     resumed: int = 0
-    retries: int = 0
 
 
 class Document(Part):

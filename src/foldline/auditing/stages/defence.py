@@ -17,6 +17,7 @@ from torch import Tensor
 from foldline.auditing.defences import DEFENCES, Defence
 from foldline.auditing.judging import judge
 from foldline.auditing.session import Estimate, Outcome, Session, Stage
+from foldline.auditing.stages import labels
 from foldline.auditing.subjects import Subject
 from foldline.errors import BadSpec, FoldlineError
 from foldline.oracles.local import source_of
@@ -55,6 +56,9 @@ def stage(defence: Defence) -> Stage:
 
 
 def estimate(session: Session, defence: Defence) -> Estimate:
+    if defence.switches.get("top_label") and "labels" not in (session.audit.methods or ("labels",)):
+        return Estimate(0, 60.0, "half a million labels of the owner's own copy, not billed") \
+            if "copy" in session.subjects or session.main.module is not None else Estimate(2 * HONEST, 2.0, "")
     seconds = {"training": 12.0, "answers": 6.0, "access": 4.0}[defence.group]
     if "copy" in session.subjects or session.main.module is not None:
         return Estimate(0, seconds, "on the owner's own copy, not billed")
@@ -86,10 +90,11 @@ def attack(session: Session, defence: Defence) -> Leak:
         scale = float(plain[1].abs().amax(1).median()) if plain[1] is not None else 1.0
     defended = behind(subject, defence, scale)
     honest = answers(session, defended, x, "honest") if x is not None and plain is not None else None
+    if defended.access == ("labels",):
+        return by_labels(session, defended, Leak(honest=honest, plain=plain, owner=subject))
     if "gradients" not in defended.access:
         return Leak(honest=honest, plain=plain, owner=subject,
-                    remark="A span from labels costs thousands of rows for each direction; it was not tried."
-                    if "values" not in defended.access else "No explanations; a span from values was not tried.")
+                    remark="There are no explanations to defend; a span from values was not tried behind it.")
     undefended = session.outcomes.get("span")
     budget = PATIENCE * undefended.method.rows if undefended is not None and undefended.method.rows else None
     if defence.budget_share is not None:
@@ -119,6 +124,30 @@ def attack(session: Session, defence: Defence) -> Leak:
     if "small" in session.subjects and defence.group == "answers":
         extraction = extract_behind(session, defence)
     return Leak(span, samples, extraction, honest, plain, subject, remark)
+
+
+def by_labels(session: Session, defended: Subject, leak: Leak) -> Leak:
+    """Labels of the target itself, if the audit asked for them; else of the owner's copy, if there is one."""
+    if "labels" in session.outcomes:
+        return leak
+    if defended.module is None:
+        return replace(leak, remark=f"A span from labels takes about {labels.PER_DIRECTION * session.dim():,} rows for "
+                                    f"each direction and was not tried: add labels to the methods.")
+    found = labels.from_labels(session, open_oracle(session, defended, "labels", "labels", labels.MOST), defended.known)
+    assert found.span is not None
+    return replace(leak, span=found.span, samples=None if found.found is None else found.found.samples,
+                   remark="" if found.span.status.ok else found.span.status.message)
+
+
+def told_by_labels(session: Session) -> dict[str, Any]:
+    """The row of the stage that asked the target for labels alone."""
+    outcome = session.outcomes["labels"]
+    found = {f.id: f.numbers for f in outcome.findings}
+    row: dict[str, Any] = {"rows": outcome.method.rows, "rank": found["label-span"].get("rank"), "status":
+                           "" if outcome.method.status.ok else outcome.method.status.message}
+    if (samples := found.get("training-data-labels")) is not None and samples.get("of"):
+        row |= {"recovered": samples["count"], "null": samples["by_chance"], "clear": samples["clear"]}
+    return {k: int(v) if isinstance(v, float) else v for k, v in row.items()}
 
 
 def extract_behind(session: Session, defence: Defence) -> Any:
@@ -193,6 +222,8 @@ def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
             row |= {"recovered": verdict.count, "null": verdict.null_count, "clear": verdict.score.above["0.9"]}
         elif leak.span is not None:
             row |= {"recovered": 0, "clear": 0}
+    if defence.switches.get("top_label") and "labels" in session.outcomes:
+        row |= told_by_labels(session)
     if leak.extraction is not None:
         row |= {"extraction_rows": leak.extraction.queries,
                 "extraction_error": leak.extraction.certificate.worst if leak.extraction.status.ok else None}

@@ -38,7 +38,7 @@ def attack(session: Session) -> Extraction:
     found: Extraction
     if "gradients" in session.subjects[subject].access:
         oracle = session.oracle("gradients", subject)
-        most = MOST if oracle.remaining is None else max(1, min(MOST, int(SHARE * oracle.remaining)))
+        most = MOST if session.left is None else max(1, min(MOST, int(SHARE * session.left)))
         found = fl.extract_from_gradients(oracle, rng=rng, max_queries=most, probes=PROBES,
                                           progress=session.progress)
     else:

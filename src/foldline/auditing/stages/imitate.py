@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from foldline.auditing.findings import assumption, cost, finding, share_interval
 from foldline.auditing.session import Estimate, Outcome, Session, Stage, plain_status
+from foldline.networks.presets import initialise
 from foldline.reports.document import Curves, Evidence, Method, Series
+from foldline.results import Status
 
 TITLE = "A student from few explanations"
 EXPLAINS = ("An explanation carries as many numbers as the input has, a label carries one. A student network that is "
@@ -26,7 +28,7 @@ class Students:
     explained: list[Tensor]         # the student's answers on the check rows, one tensor per size
     plain: list[Tensor]             # the same, taught by values alone
     target: Tensor                  # the target's own answers there
-    results: list[Any]
+    status: Status                  # of the last
 
 
 def sizes_of(session: Session) -> list[int]:
@@ -56,26 +58,34 @@ def attack(session: Session) -> Students:
         session.oracle("gradients")(checks)[0].double()[:, None]
     explained: list[Tensor] = []
     plain: list[Tensor] = []
-    results = []
     k = target.shape[1]
+
+    def taught(n: int, with_explanations: bool) -> tuple[Tensor, Status]:
+        name = f"student {n}" if with_explanations else f"plain student {n}"
+        oracle = session.oracle("gradients" if with_explanations else "values", purpose=name)
+        found = fl.imitate(oracle, student(d, 1 if with_explanations else k, session.rng(f"start of {name}")),
+                           lessons[:n], "gradient" if with_explanations else None, rng=session.rng(name),
+                           output=output if with_explanations else "all", progress=session.progress)
+        return answers(found.network, checks), found.status
+
     for n in sizes:
-        # Each student is taught from scratch; rows asked for a smaller one are asked again only in the ledger's count.
+        # Each student is taught from scratch and asks its own rows, as a stranger with that budget would.
         if "gradients" in session.main.access:
-            taught = fl.imitate(session.oracle("gradients"), student(d, 1), lessons[:n], "gradient",
-                                rng=session.rng(f"student {n}"), output=output, progress=session.progress)
-            explained.append(answers(taught.network, checks))
-            results.append(taught)
+            y, status = session.part(f"student {n}", partial(taught, n, True))
+            explained.append(y)
         if with_values:
-            without = fl.imitate(session.oracle("values"), student(d, k), lessons[:n], None,
-                                 rng=session.rng(f"plain student {n}"), progress=session.progress)
-            plain.append(answers(without.network, checks))
-            if "gradients" not in session.main.access:
-                results.append(without)
-    return Students(sizes, explained, plain, target, results)
+            y, plain_status = session.part(f"plain student {n}", partial(taught, n, False))
+            plain.append(y)
+            status = status if explained else plain_status
+    return Students(sizes, explained, plain, target, status)
 
 
-def student(d: int, k: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(d, WIDTH), nn.ReLU(), nn.Linear(WIDTH, k))
+def student(d: int, k: int, rng: torch.Generator) -> nn.Module:
+    """Its start is drawn from `rng`: torch's global generator stands elsewhere after a kill."""
+    layers = [nn.utils.skip_init(nn.Linear, d, WIDTH), nn.ReLU(), nn.utils.skip_init(nn.Linear, WIDTH, k)]
+    module = nn.Sequential(*layers)
+    initialise(module, rng)
+    return module
 
 
 def answers(network: nn.Module | None, x: Tensor) -> Tensor:
@@ -137,7 +147,7 @@ def tell(session: Session, result: Students) -> Outcome:
                                               for s, a in zip(result.sizes, scores, strict=True)}
     numbers |= {f"values only, {s} rows": a for s, a in zip(result.sizes, plain_scores, strict=False)}
     told = Method(id="imitate", title=TITLE, explains=EXPLAINS, rows=result.sizes[chosen], figures=[figure.id],
-                  status=plain_status(result.results[-1].status), numbers=numbers)
+                  status=plain_status(result.status), numbers=numbers)
     return Outcome(method=told, findings=[found], figures=[figure])
 
 

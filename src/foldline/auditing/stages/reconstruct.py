@@ -42,11 +42,15 @@ def tell(session: Session, result: Any) -> Outcome:
 
 
 def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, *, cost: Cost,
-         source: str) -> tuple[Any, list[Figure]]:
-    """The finding and its figures, from weights or from a span alike."""
+         source: str, off: str = "the explanations", fixes: list[str] | None = None,
+         all_of_them: bool = True) -> tuple[Any, list[Figure]]:
+    """The finding and its figures, from weights or from a span alike. `off`: what the samples were read off."""
     known = subject.known
     rows: Tensor = result.samples
-    fixes = ["Serve no raw gradients as explanations; the table of defences shows what each alternative still leaks.",
+    if fixes is None:
+        fixes = ["Serve no raw gradients as explanations; the table of defences shows what each alternative still "
+                 "leaks."]
+    fixes = [*fixes,
              "Train with differential privacy, on more data, or with an optimiser that leaves the span; measure again.",
              "Treat this model, and every copy of its weights, like the data it was trained on."]
     n = len(rows)
@@ -66,10 +70,10 @@ def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, 
     of = len(subject.owner.train)
     shown = verdict.count > verdict.null_count and verdict.count > 0
     noun = "images" if subject.known.image_shape else "samples"
-    figures = compared(subject, samples, verdict, prefix, source, noun)
+    figures = compared(subject, samples, verdict, prefix, source, noun, all_of_them)
     close = int((verdict.train_ncc > 0.99).sum())
     found = finding(
-        session, id, f"Training {noun} can be read off {'the weights' if prefix == 'weights' else 'the explanations'}",
+        session, id, f"Training {noun} can be read off {off}",
         shown=shown,
         what=f"{verdict.count} of {of} training {noun} were recovered from {source}"
              + (f", {close} of them almost to the pixel (correlation above 0.99)." if close else ".") if shown else
@@ -94,12 +98,13 @@ def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, 
         numbers={"recovered": verdict.count / of, "count": float(verdict.count), "of": float(of),
                  "excess": (verdict.count - verdict.null_count) / of, "by_chance": float(verdict.null_count),
                  "threshold": verdict.threshold, "almost_exact": float(close),
-                 "median_ncc": float(verdict.train_ncc.median())},
+                 "clear": float(verdict.score.above["0.9"]), "median_ncc": float(verdict.train_ncc.median())},
         figures=[f.id for f in figures])
     return found, figures
 
 
-def compared(subject: Subject, samples: Tensor, verdict: Verdict, prefix: str, source: str, noun: str) -> list[Figure]:
+def compared(subject: Subject, samples: Tensor, verdict: Verdict, prefix: str, source: str, noun: str,
+             all_of_them: bool) -> list[Figure]:
     assert subject.owner is not None
     figures: list[Figure] = []
     shape, owner = subject.known.image_shape, subject.owner
@@ -109,9 +114,10 @@ def compared(subject: Subject, samples: Tensor, verdict: Verdict, prefix: str, s
             if len(order) > COLUMNS else order.tolist()
         figures.append(rows_of(subject, samples, verdict, every, f"{prefix}-pictures", "What the model gave away",
                                f"{len(every)} of {len(owner.train)} training images at even steps from the best "
-                               f"recovered to the worst, chosen by rank and not by hand; all of them are further down.",
+                               f"recovered to the worst, chosen by rank and not by hand"
+                               + ("; all of them are further down." if all_of_them else "."),
                                source))
-        if len(order) > COLUMNS:
+        if len(order) > COLUMNS and all_of_them:
             figures.append(rows_of(subject, samples, verdict, order.tolist(), f"{prefix}-all", "All training images",
                                    "Every training image, best first, with what was recovered and the unseen image "
                                    "that comes closest to it.", source))

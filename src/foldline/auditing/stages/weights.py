@@ -26,7 +26,7 @@ def attack(session: Session) -> Any:
 
 def tell(session: Session, result: Any) -> Outcome:
     found, figures = told(session, session.main, result, "training-data-weights", "weights",
-                          cost=cost(session, "no rows: the weights alone"), source="the weights")
+                          cost=cost(session, "no rows: the weights alone"), source="the weights", off="the weights")
     return Outcome(method=method(STAGE, EXPLAINS, result, numbers={"samples returned": len(result.samples),
                                                                    **found.numbers},
                                  figures=[f.id for f in figures]), findings=[found], figures=figures)
