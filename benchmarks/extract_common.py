@@ -61,6 +61,11 @@ def record(name: str, rows: Iterable[dict[str, Any]]) -> None:
             file.write(json.dumps(row) + "\n")
 
 
+def recorded(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def table(rows: list[dict[str, Any]], key: str, limit: Callable[[dict[str, Any]], float],
           allowed: Callable[[dict[str, Any]], float]) -> None:
     """One line per case: how many succeeded within the limits, rows, errors, seconds."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from extract_common import D, function_error, measured, network, record, row_error, table
+from extract_common import D, function_error, measured, network, record, recorded, row_error, table
 
 import foldline as fl
 from foldline.extract.result import parameters
@@ -71,16 +71,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="", help="comma-separated; default all: " + ", ".join(known))
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--quick", action="store_true", help="three seeds, sizes up to 784-32")
+    parser.add_argument("--report", action="store_true", help="run nothing: the table of all recorded rows")
     args = parser.parse_args()
     names = args.cases.split(",") if args.cases else list(known)
     if args.quick:
         names = [n for n in names if not any(big in n for big in ("128", "512", "1000"))]
+    past = [row for row in recorded("extract_table") if row["case"] in names] if args.report else []
     for name in names:
         run, limit, allowed = known[name]
-        rows = [run(seed) for seed in range(3 if args.quick else args.seeds)]
-        record("extract_table", rows)
-        table(rows, "case", lambda _, limit=limit: limit, lambda _, allowed=allowed: allowed)     # type: ignore[misc]
+        rows = [row for row in past if row["case"] == name]
+        for seed in range(args.first, args.first + (3 if args.quick else args.seeds)) if not args.report else ():
+            rows.append(run(seed))
+            record("extract_table", rows[-1:])                       # one by one: a long case may be cut off
+        if rows:
+            table(rows, "case", lambda _, limit=limit: limit, lambda _, allowed=allowed: allowed)     # type: ignore[misc]
 
 
 if __name__ == "__main__":

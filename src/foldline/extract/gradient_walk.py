@@ -26,7 +26,7 @@ from foldline.results import FunctionCertificate, Progress
 
 FAR = 1e6                   # where a line ends: a unit crosses farther out with probability 1e-6
 FIRST_TESTS = 2
-TESTS_PER_GAP = 1 / 20
+TESTS_PER_GAP = 1 / 8
 PATIENCE = 3                # test points near the path that isolate nothing, before gaps are asked themselves
 CLEAR = 3.0                 # standard deviations above chance that make a gap's blame evidence
 
