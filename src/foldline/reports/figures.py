@@ -80,7 +80,7 @@ def curves(figure: Curves, axes: Any) -> None:
                   drawstyle="steps-post" if s.style == "step" else "default")
     if figure.log_x:
         logarithmic(axes, "x")
-        places = sorted({x for s in figure.series for x in s.x})
+        places = spread_out(sorted({x for s in figure.series for x in s.x}))
         if len(places) <= 8:
             axes.set_xticks(places)
     if figure.log_y:
@@ -89,6 +89,11 @@ def curves(figure: Curves, axes: Any) -> None:
     axes.set_ylabel(label(figure.y_label))
     if len(figure.series) > 1:
         axes.legend(loc="best")
+
+
+def spread_out(places: list[float]) -> list[float]:
+    """Ticks on a logarithmic axis whose labels would not touch; of two neighbours the later stays."""
+    return [x for x, after in zip(places, [*places[1:], math.inf], strict=True) if not 0 < after < 1.25 * x]
 
 
 def folds(figure: Folds, axes: Any) -> None:

@@ -34,7 +34,8 @@ def render_html(document: Document, *, redact: bool = False) -> str:
     cells = [(row, defence_cells(row)) for row in doc.defences.rows]
     shown = [any(c[i][0] != "" for _, c in cells) for i in range(len(COLUMNS))]
     groups = [(title, [{"name": r.name, "description": r.description, "status": r.status,
-                        "cells": [(text, right, show) for (text, right), show in zip(c, shown, strict=True)]}
+                        "cells": [(text, right, show, head) for (text, right), show, (head, _) in
+                                  zip(c, shown, COLUMNS, strict=True)]}
                        for r, c in cells if r.group == group])
               for group, title in GROUPS.items() if any(r.group == group for r, _ in cells)]
     used = {g for m in doc.methods for g in m.figures} | {doc.hero}
@@ -50,9 +51,9 @@ def render_html(document: Document, *, redact: bool = False) -> str:
     return page
 
 
-COLUMNS = [("training samples recovered", True), ("clearly (correlation > 0.9)", True), ("by chance", True),
-           ("span found", True), ("rows used", True), ("extraction: worst error", True), ("student agrees", True),
-           ("accuracy", True), ("outputs move by", True), ("explanations turn by", True)]
+COLUMNS = [("samples recovered", True), ("clearly (> 0.9)", True), ("by chance", True), ("span found", True),
+           ("rows used", True), ("exact copy off by", True), ("student agrees", True), ("accuracy", True),
+           ("answers move by", True), ("explanations turn by", True)]
 
 
 def defence_cells(r: DefenceRow) -> list[tuple[str, bool]]:
@@ -88,7 +89,7 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def thousands(value: int) -> str:
-    return f"{value:,}".replace(",", "\u202f")         # a narrow space reads as a separator in every language
+    return f"{value:,}"
 
 
 def money(value: float | None, currency: str) -> str:

@@ -115,6 +115,8 @@ def attack(session: Session, defence: Defence) -> Leak:
             # On answers so blurred that the span has no end, snapping to the box takes long and finds nothing; on spans
             # that are only short of rows it finds more than twice as much (15 rows: 14 images instead of 6).
             blurred = defence.group == "answers" and span.rank < full_rank
+            if blurred:
+                remark += " Candidates were not snapped to the range of pixels: a lower bound."
             found = fl.reconstruct_from_span(span, rng=session.rng("reconstruct"), image_shape=known.image_shape,
                                              mean=known.mean, box=None if blurred else known.box)
             samples = found.samples
@@ -209,7 +211,11 @@ def answers(session: Session, subject: Subject, x: Tensor, purpose: str) -> tupl
 
 def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
     owner = leak.owner.owner if leak.owner is not None else None
-    row: dict[str, Any] = {"name": defence.title, "description": defence.description, "status": leak.remark,
+    description = defence.description
+    private = leak.owner.facts.get("training", "").partition("; ")[2] if leak.owner is not None else ""
+    if defence.group == "training" and private:
+        description = f"{description}; {private}"
+    row: dict[str, Any] = {"name": defence.title, "description": description, "status": leak.remark,
                            "group": "none" if defence.name == "none" else defence.group}
     if leak.span is not None:
         row |= {"rows": leak.span.queries, "rank": int(leak.span.ranks[-1]) if len(leak.span.ranks) else 0}
@@ -230,6 +236,8 @@ def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
         if not leak.extraction.status.ok:
             row["status"] = " ".join(filter(None, [row["status"], "No exact copy of the second model."]))
     row |= honest_numbers(session, leak)
+    if defence.group == "training":                                     # another model, not another answer
+        row |= {"output_change": None, "explanation_change": None}
     method = Method(id=f"defence-{defence.name}", title=defence.title, explains=defence.description, rows=0,
                     status=PlainStatus(ok=True, code="ok", message=leak.remark or "Done."))
     return Outcome(method=method, row=DefenceRow.model_validate(row))

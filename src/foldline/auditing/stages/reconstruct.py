@@ -18,6 +18,7 @@ EXPLAINS = ("Inside the span, the training samples are the independent component
             "it is used on mixed voices, pulls them apart. A second step snaps candidates to points that fit the range "
             "of pixels exactly. Neither uses anything but the explanations and the shape of an image.")
 COLUMNS = 10
+TITLES = {"labels": "What labels alone gave away", "weights": "What the weights gave away"}
 
 
 def estimate(session: Session) -> Estimate:
@@ -112,7 +113,8 @@ def compared(subject: Subject, samples: Tensor, verdict: Verdict, prefix: str, s
         order = verdict.train_ncc.argsort(descending=True)
         every = [int(order[round(i * (len(order) - 1) / (COLUMNS - 1))]) for i in range(COLUMNS)] \
             if len(order) > COLUMNS else order.tolist()
-        figures.append(rows_of(subject, samples, verdict, every, f"{prefix}-pictures", "What the model gave away",
+        figures.append(rows_of(subject, samples, verdict, every, f"{prefix}-pictures",
+                               TITLES.get(prefix, "What the model gave away"),
                                f"{len(every)} of {len(owner.train)} training images at even steps from the best "
                                f"recovered to the worst, chosen by rank and not by hand"
                                + ("; all of them are further down." if all_of_them else "."),
@@ -122,7 +124,7 @@ def compared(subject: Subject, samples: Tensor, verdict: Verdict, prefix: str, s
                                    "Every training image, best first, with what was recovered and the unseen image "
                                    "that comes closest to it.", source))
     figures.append(Scores(
-        id=f"{prefix}-scores", title="Recovered against the null", x_label="correlation with the best recovered sample",
+        id=f"{prefix}-scores", title="Recovered against the null", x_label="correlation with its best match",
         groups=[Series(name="training", x=verdict.train_ncc.tolist(), y=[]),
                 Series(name="unseen", x=verdict.score.unseen_ncc.tolist(), y=[])],
         threshold=verdict.threshold, threshold_label="1 % false positives",
