@@ -5,8 +5,9 @@
     python benchmarks/reconstruct_map.py --draw                   # docs/images/reconstruct-map.png from the rows
 
 Claim: the spectrum of [W1, b1] tells an owner, who knows n, before any attack is run, whether the training set leaks.
-The statistic is the height of the n-th singular value over the noise edge, s_n / edge, as noise_edge sees it: above 1
-all n directions are visible. Victims are trained in the span's coordinates (docs/victims.md). A row per victim goes to
+The statistic is the share of the n directions that stand above the noise edge. (Whether the very last one does, s_n /
+edge, is too strict: one row far from the margin has hardly any multiplier, and the others leak all the same.)
+Victims are trained in the span's coordinates (docs/victims.md). A row per victim goes to
 benchmarks/results/reconstruct_map.jsonl; a victim that has a row is not run again without --again.
 """
 

@@ -9,13 +9,16 @@ from typing import Any
 
 Row = dict[str, Any]
 LEAKS = 0.5                 # of the training set
-LOW, HIGH = 1e-2, 1e5       # what the picture shows of s_n / edge
+VISIBLE = 0.7               # share of the n directions above the edge from which on an owner is warned
 
 
-def height(row: Row) -> float:
-    """s_n / edge; a layer with fewer than n values, or with no noise to see, hides some of the n: 0."""
-    value = row["height"]
-    return float(value) if value is not None else 0.0
+def visible(row: Row) -> float:
+    """The share of the training set's n directions that stand above the noise edge.
+
+    A layer of full rank has no noise to see and none of them can be told apart: 0.
+    """
+    full = row["rank"] >= min(row["width"], row["live"] + 1)
+    return 0.0 if full else min(row["rank"], row["n"]) / row["n"]
 
 
 def forgotten(row: Row) -> float:
@@ -31,17 +34,18 @@ def summary(rows: list[Row]) -> str:
     from scipy.stats import spearmanr
     if len(rows) < 3:
         return f"{len(rows)} victims: too few to say anything."
-    seen = [r for r in rows if height(r) > 1]
-    hidden = [r for r in rows if height(r) <= 1]
+    seen = [r for r in rows if visible(r) >= VISIBLE]
+    hidden = [r for r in rows if visible(r) < VISIBLE]
     leaks = sum(r["recovered"] >= LEAKS for r in seen)
     safe = sum(r["recovered"] < LEAKS for r in hidden)
-    rank = spearmanr([height(r) for r in rows], [r["recovered"] for r in rows]).statistic
-    said = (f"{len(rows)} victims. s_n / edge > 1: {leaks} of {len(seen)} give {LEAKS:.0%} of the training set or "
-            f"more; s_n / edge <= 1: {safe} of {len(hidden)} give less. Rank correlation {rank:.2f}.")
-    off = [r for r in rows if (height(r) > 1) != (r["recovered"] >= LEAKS)]
-    lines = [said, *(f"  off: {r['part']}: {r['data_set']} n {r['n']}, d {r['d']} ({r['live']} live), width "
-                     f"{r['width']}, decay {r['decay']}, steps {r['steps']}, std {r['std']}: s_n / edge "
-                     f"{height(r):.3g}, rank {r['rank']}, recovered {r['recovered']:.0%}" for r in off)]
+    rank = spearmanr([visible(r) for r in rows], [r["recovered"] for r in rows]).statistic
+    off = [r for r in rows if (visible(r) >= VISIBLE) != (r["recovered"] >= LEAKS)]
+    lines = [f"{len(rows)} victims. At least {VISIBLE:.0%} of the n directions visible: {leaks} of {len(seen)} give "
+             f"{LEAKS:.0%} of the training set or more; fewer: {safe} of {len(hidden)} give less. Rank correlation of "
+             f"visible share and recovery {rank:.2f}.",
+             *(f"  off: {r['part']}: {r['data_set']} n {r['n']}, d {r['d']} ({r['live']} live), width {r['width']}, "
+               f"decay {r['decay']}, steps {r['steps']}, std {r['std']}: {r['rank']} visible, gap {r['gap']}, "
+               f"recovered {r['recovered']:.0%}" for r in off)]
     return "\n".join(lines)
 
 
@@ -70,26 +74,22 @@ def draw(rows: list[Row], path: Path) -> None:
     for part, marker in (("n", "o"), ("n, CIFAR-10", "P"), ("decay", "s"), ("start", "^"), ("n / d", "D"),
                          ("n / width", "v")):
         some = of(part)
-        last.scatter([min(max(height(r), LOW), HIGH) for r in some], [100 * r["recovered"] for r in some], s=22,
-                     marker=marker, label=part)
-    last.axvline(1, color="grey", lw=0.8, ls="--")
-    last.set(xscale="log", xlabel="s_n / noise edge", ylim=(-4, 104))
+        last.scatter([100 * visible(r) for r in some], [100 * r["recovered"] for r in some], s=22, marker=marker,
+                     label=part)
+    last.axvline(100 * VISIBLE, color="grey", lw=0.8, ls="--")
+    last.set(xlabel="directions above the noise edge, % of n", ylabel="recovered, %", ylim=(-4, 104))
     last.legend(fontsize=7, frameon=False, title="varied", title_fontsize=7)
-    figure.suptitle("Lines: recovered at 1 % false positives (%). Dots: s_n / noise edge, right axis; above the dashed "
-                    "line all n directions are visible.", fontsize=9)
+    figure.suptitle("Solid: recovered at 1 % false positives, % of n. Dotted: directions above the noise edge, % of n "
+                    "(0 where the layer has full rank).", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
 
 def curve(axes: Any, groups: dict[str, list[Row]], x: Callable[[Row], float], label: str, *, log: bool = False) -> None:
-    other = axes.twinx()
     for (name, rows), colour in zip(groups.items(), ("tab:blue", "tab:red", "tab:green"), strict=False):
         rows = sorted(rows, key=x)
         axes.plot([x(r) for r in rows], [100 * r["recovered"] for r in rows], "-o", ms=3, lw=1.3, c=colour, label=name)
-        other.plot([x(r) for r in rows], [min(max(height(r), LOW), HIGH) for r in rows], ":", marker=".", ms=4, lw=0.8,
-                   c=colour)
-    other.axhline(1, color="grey", lw=0.8, ls="--")
-    other.set(yscale="log", ylim=(LOW / 2, HIGH * 2))
-    other.tick_params(labelsize=7)
+        axes.plot([x(r) for r in rows], [100 * visible(r) for r in rows], ":", marker="s", mfc="none", ms=4, lw=0.9,
+                  c=colour)
     axes.set(xlabel=label, ylim=(-4, 104), **({"xscale": "log"} if log else {}))
     axes.legend(fontsize=7, frameon=False)
