@@ -20,7 +20,7 @@ from tiny import TARGET, network
 import foldline as fl
 from foldline.auditing.plan import planned_only
 from foldline.auditing.run import resolved
-from foldline.errors import BadInput, NotAuthorised
+from foldline.errors import BadInput, FoldlineError, NotAuthorised
 from foldline.reports.files import read_report
 
 METHODS = ["span", "obfuscate", "extract"]
@@ -182,6 +182,15 @@ def test_labels_and_values_alone_are_tried_within_their_share(tmp_path: Path) ->
 def test_an_http_target_needs_a_statement(tmp_path: Path) -> None:
     with pytest.raises(NotAuthorised):
         fl.audit("http://127.0.0.1:9/", tmp_path)
+
+
+def test_a_target_that_cannot_be_opened_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(FoldlineError, match=r"no file.*none\.safetensors"):
+        fl.audit(f"weights:{tmp_path / 'none.safetensors'}", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    fl.audit(spec(methods=["span"]), tmp_path / "out")
+    with pytest.raises(BadInput, match=r"seed was 0 and is now 3.*give a new folder"):
+        fl.audit(spec(methods=["span"], seed=3), tmp_path / "out")
 
 
 def test_the_command_plans_audits_reports_and_fails_on(tmp_path: Path, foldline: Any) -> None:

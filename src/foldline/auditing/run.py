@@ -67,10 +67,13 @@ def audit(spec_or_path: AuditFile | dict[str, Any] | str | Path | None = None, o
     text = written_text if text is None else text
     folder = Path(out)
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
-    run = open_run(folder / "run", audit=spec.digest(), foldline=__version__)
+    # A target that cannot be opened leaves no folder behind: the next call may use the same one.
+    opened = None if spec.target == demo.TARGET else open_subject(spec)
+    run = open_run(folder / "run", target=spec.target, seed=spec.seed, audit_file=spec.digest()[:16],
+                   foldline=__version__)
     count_start(run.folder)
     try:
-        with subjects(spec, run.folder, progress) as found, declared(spec):
+        with subjects(spec, opened, run.folder, progress) as found, declared(spec):
             session = make_session(spec, found, run, progress)
             steps = plan(session)
             if planned is not None:
@@ -122,14 +125,18 @@ def is_audit_file(given: str | Path) -> bool:
     return True
 
 
+def open_subject(spec: AuditFile) -> Subject:
+    with declared(spec):
+        return subject_of(spec)
+
+
 @contextlib.contextmanager
-def subjects(spec: AuditFile, folder: Path, progress: Progress) -> Iterator[dict[str, Subject]]:
-    if spec.target == demo.TARGET:
-        with demo.demo_subjects(spec, folder, progress) as found:
-            yield found
-    else:
-        with declared(spec):
-            yield {"main": subject_of(spec)}
+def subjects(spec: AuditFile, opened: Subject | None, folder: Path, progress: Progress) -> Iterator[dict[str, Subject]]:
+    if opened is not None:
+        yield {"main": opened}
+        return
+    with demo.demo_subjects(spec, folder, progress) as found:
+        yield found
 
 
 @contextlib.contextmanager

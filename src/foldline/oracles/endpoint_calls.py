@@ -130,7 +130,9 @@ class Caller:
                     raise refusal(status, body, url, reply, rows)
             if attempt + 1 < self.attempts:
                 self.gate.sleep(pause)
-        raise TargetError(f"{url} gave no usable reply to {rows} rows in {self.attempts} attempts; the last: {failure}")
+        asked = f" to {rows} rows" if rows else ""
+        raise TargetError(f"{url} gave no usable reply{asked} in {self.attempts} attempts; the last: "
+                          f"{failure.rstrip('.')}.")
 
     def once(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str] | None,
              largest: int) -> tuple[int, Mapping[str, str], bytes]:
