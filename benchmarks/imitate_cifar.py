@@ -12,15 +12,17 @@ import argparse
 import imitate_common as ic
 
 FILE = "imitate_cifar.jsonl"
-CASES: dict[str, tuple[str, str, str | None, list[int]]] = {
-    "conv-gradient": ("conv", "data", "gradient", [10, 100]),
-    "conv-smoothgrad": ("conv", "data", "smoothgrad", [100]),
-    "conv-values": ("conv", "data", None, [100, 1000, 4000]),
-    "conv-gaussian-gradient": ("conv", "gaussian", "gradient", [10]),
-    "vgg11-gradient": ("vgg11", "data", "gradient", [100, 400]),
-    "vgg11-values": ("vgg11", "data", None, [400, 1000, 4000]),
-    "resnet18-gradient": ("resnet18", "data", "gradient", [100, 400]),
-    "resnet18-values": ("resnet18", "data", None, [400, 1000, 4000]),
+CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
+    "conv-gradient": ("conv", "conv-wide", "blended", "gradient", [10, 100]),
+    "conv-data-gradient": ("conv", "conv-wide", "data", "gradient", [10, 100]),
+    "conv-smoothgrad": ("conv", "conv-wide", "blended", "smoothgrad", [100]),
+    "conv-values": ("conv", "conv-wide", "data", None, [100, 1000, 4000]),
+    "conv-smooth-gradient": ("conv", "conv-wide", "smooth", "gradient", [10]),
+    "conv-gaussian-gradient": ("conv", "conv-wide", "gaussian", "gradient", [10]),
+    "vgg11-gradient": ("vgg11", "vgg11", "blended", "gradient", [40, 100, 400]),
+    "vgg11-values": ("vgg11", "vgg11", "data", None, [400, 1000, 4000]),
+    "resnet18-gradient": ("resnet18", "resnet18", "blended", "gradient", [40, 100, 400]),
+    "resnet18-values": ("resnet18", "resnet18", "data", None, [400, 1000, 4000]),
 }
 
 
@@ -31,15 +33,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one seed, at most 100 queries")
     parser.add_argument("--steps", type=int, help="fewer steps for the final training, to fit a short session")
+    parser.add_argument("--committee", type=int, help="another committee than the default; such rows stand apart")
     given = parser.parse_args()
     for case in given.case:
-        model, kind, explain, counts = CASES[case]
+        model, student, kind, explain, counts = CASES[case]
         for n in counts:
             if (given.n and n not in given.n) or (given.quick and n > 100):
                 continue
             for seed in range(1 if given.quick else given.seeds):
-                print(ic.line(ic.one(FILE, name="cifar10", model=model, student=model, kind=kind, explain=explain, n=n,
-                                     seed=seed, target_seed=0, steps=given.steps)), flush=True)
+                print(ic.line(ic.one(FILE, name="cifar10", model=model, student=student, kind=kind, explain=explain,
+                                     n=n, seed=seed, target_seed=0, steps=given.steps, committee=given.committee)),
+                      flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import foldline as fl
 from foldline.imitation.match import as_row
+from foldline.imitation.optimise import Plan
 from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, smooth_rows, spread_rows
 from foldline.judge.imitation import score_imitation
 from foldline.networks.presets import build
@@ -41,6 +42,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 
 QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
 EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "conv-5x5": 3, "vgg11": 8, "resnet18": 6}
 CIFAR_EPOCHS = {"conv": 10}
+
+METHOD = 2          # raised when training changes: rows of another method stay in the file, and stand apart
 
 _loaded: dict[str, Any] = {}
 
@@ -118,7 +121,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
         committee: int | None = None) -> dict[str, Any]:
     """One row: asked, taught, scored on the 10,000 test images. Rows that are in the file already are read from it."""
     case = {"data": name, "target": model, "student": student, "queries_from": kind, "explain": explain, "n": n,
-            "seed": seed, "target_seed": target_seed}
+            "seed": seed, "target_seed": target_seed, "method": METHOD}
     if explain == "smoothgrad":
         case |= {"sigma_times": sigma_times, "samples": samples}
     fixed = {k: v for k, v in (("steps", steps), ("committee", committee)) if v is not None}
@@ -135,8 +138,11 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
     start = time.perf_counter()
     cpu = time.process_time()
     try:
-        result = fl.imitate(f, network(student, name, streams("student")), x, explain, rng=streams("imitate"),
-                            samples=samples, sigma=sigma_times * PIXEL_STD[name], **fixed)
+        told, plans = explain, None
+        if explain == "cross_entropy":                  # values with the paper's l_M; only the rate is chosen
+            told, plans = None, [Plan(lr, 1.0, steps or 1500, 64, "cross_entropy") for lr in (3e-3, 1e-3)]
+        result = fl.imitate(f, network(student, name, streams("student")), x, told, rng=streams("imitate"),
+                            samples=samples, sigma=sigma_times * PIXEL_STD[name], plans=plans, **fixed)
         d = data(name)
         score = score_imitation(result.network, f, d.pixels_test.float() / d.white, d.y_test)
         row = {**case, **asdict(score), **as_row(result)}

@@ -2,7 +2,8 @@
 than with values, by the same command for every row; SmoothGrad is as good as raw gradients.
 
 Targets are trained on the first 50,000 images, queries come from the last 10,000, accuracy is on the 10,000 test
-images. Rows are appended to results/imitate_mnist.jsonl and not computed twice. --table prints the summary.
+images. Rows are appended to results/imitate_mnist.jsonl and not computed twice. --table prints the summary, --figure
+draws the curves with the paper's points.
 """
 
 from __future__ import annotations
@@ -17,29 +18,36 @@ import torch
 
 FILE = "imitate_mnist.jsonl"
 # case -> target, student, queries from, explanation, numbers of queries
-CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
+Case = tuple[str, str, str, str | None, list[int]]
+CASES: dict[str, Case] = {
     "1-layer-gradient": ("1-layer", "1-layer", "data", "gradient", [1]),
     "1-layer-smoothgrad": ("1-layer", "1-layer", "data", "smoothgrad", [1]),
     "1-layer-values": ("1-layer", "1-layer", "data", None, [10, 100, 1000]),
-    "2-layer-gradient": ("2-layer", "2-layer", "data", "gradient", [1, 2, 5, 10, 100]),
-    "2-layer-smoothgrad": ("2-layer", "2-layer", "data", "smoothgrad", [10, 100]),
-    "2-layer-values": ("2-layer", "2-layer", "data", None, [10, 100, 1000, 10_000]),
-    "conv-gradient": ("conv", "conv", "data", "gradient", [1, 5, 10, 100]),
-    "conv-smoothgrad": ("conv", "conv", "data", "smoothgrad", [10, 100]),
-    "conv-values": ("conv", "conv", "data", None, [10, 100, 1000, 10_000]),
-    "conv-gaussian-gradient": ("conv", "conv", "gaussian", "gradient", [10, 100]),
-    "conv-gaussian-unit-gradient": ("conv", "conv", "gaussian-unit", "gradient", [10, 100]),
-    "conv-gaussian-values": ("conv", "conv", "gaussian", None, [10_000]),
-    "2-layer-gaussian-gradient": ("2-layer", "2-layer", "gaussian", "gradient", [10, 100]),
-    "2-layer-gaussian-values": ("2-layer", "2-layer", "gaussian", None, [10_000]),
-    "1-by-2-gradient": ("1-layer", "2-layer", "data", "gradient", [1, 10, 100]),
-    "1-by-2-values": ("1-layer", "2-layer", "data", None, [100, 1000, 10_000]),
-    "2-by-1-gradient": ("2-layer", "1-layer", "data", "gradient", [1, 10, 100]),
-    "2-by-1-values": ("2-layer", "1-layer", "data", None, [100, 1000, 10_000]),
-    "2-by-conv-gradient": ("2-layer", "conv", "data", "gradient", [10, 100]),
-    "2-by-conv-values": ("2-layer", "conv", "data", None, [100, 1000]),
-    "conv-by-2-gradient": ("conv", "2-layer", "data", "gradient", [10, 100]),
-    "conv-by-2-values": ("conv", "2-layer", "data", None, [100, 1000]),
+    "2-layer-gradient": ("2-layer", "2-layer-wide", "spread", "gradient", [1, 10, 100]),
+    "2-layer-same-gradient": ("2-layer", "2-layer", "spread", "gradient", [10]),
+    "2-layer-data-gradient": ("2-layer", "2-layer-wide", "data", "gradient", [10]),
+    "2-layer-blended-gradient": ("2-layer", "2-layer-wide", "blended", "gradient", [10, 100]),
+    "2-layer-smoothgrad": ("2-layer", "2-layer-wide", "spread", "smoothgrad", [10, 100]),
+    "2-layer-values": ("2-layer", "2-layer-wide", "data", None, [10, 100, 1000, 10_000]),
+    "2-layer-cross-entropy": ("2-layer", "2-layer-wide", "data", "cross_entropy", [100, 1000]),
+    "conv-gradient": ("conv", "conv-wide", "blended", "gradient", [1, 10, 100]),
+    "conv-same-gradient": ("conv", "conv", "blended", "gradient", [10]),
+    "conv-data-gradient": ("conv", "conv-wide", "data", "gradient", [10, 100]),
+    "conv-smoothgrad": ("conv", "conv-wide", "blended", "smoothgrad", [10, 100]),
+    "conv-values": ("conv", "conv-wide", "data", None, [100, 1000, 10_000]),
+    "conv-cross-entropy": ("conv", "conv-wide", "data", "cross_entropy", [1000]),
+    "conv-gaussian-gradient": ("conv", "conv-wide", "gaussian", "gradient", [10, 100]),
+    "conv-smooth-gradient": ("conv", "conv-wide", "smooth", "gradient", [10, 100]),
+    "conv-gaussian-values": ("conv", "conv-wide", "gaussian", None, [10_000]),
+    "conv-smooth-values": ("conv", "conv-wide", "smooth", None, [10_000]),
+    "1-by-2-gradient": ("1-layer", "2-layer-wide", "spread", "gradient", [1, 10, 100]),
+    "1-by-2-values": ("1-layer", "2-layer-wide", "data", None, [100, 1000]),
+    "2-by-1-gradient": ("2-layer", "1-layer", "spread", "gradient", [1, 10, 100]),
+    "2-by-1-values": ("2-layer", "1-layer", "data", None, [100, 1000]),
+    "2-by-conv-gradient": ("2-layer", "conv-wide", "blended", "gradient", [10, 100]),
+    "2-by-conv-values": ("2-layer", "conv-wide", "data", None, [100, 1000]),
+    "conv-by-2-gradient": ("conv", "2-layer-wide", "blended", "gradient", [10, 100]),
+    "conv-by-2-values": ("conv", "2-layer-wide", "data", None, [100, 1000]),
 }
 
 
@@ -48,31 +56,58 @@ def main() -> None:
     parser.add_argument("--case", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--n", type=int, nargs="*", help="only these numbers of queries")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--targets", type=int, default=1, help="how many different targets the seeds go round")
     parser.add_argument("--sigma-times", type=float, default=1.0, help="SmoothGrad's sigma over the pixels' deviation")
     parser.add_argument("--steps", type=int, help="shorter training than the default; such rows stand apart")
     parser.add_argument("--committee", type=int, help="another committee than the default; such rows stand apart")
     parser.add_argument("--quick", action="store_true", help="one seed, at most 10 queries or 100 values")
     parser.add_argument("--table", action="store_true", help="only print what the results file holds")
+    parser.add_argument("--figure", metavar="FILE", help="only draw what the results file holds on conv, as SVG")
     given = parser.parse_args()
+    if given.figure:
+        return figure(given.figure)
     if given.table:
         return table()
     for case in given.case:
         model, student, kind, explain, counts = CASES[case]
         for n in counts:
-            if (given.n and n not in given.n) or (given.quick and n > (100 if explain is None else 10)):
+            most = 100 if explain in (None, "cross_entropy") else 10
+            if (given.n and n not in given.n) or (given.quick and n > most):
                 continue
-            for seed in range(1 if given.quick else given.seeds):
+            for seed in range(given.first_seed, given.first_seed + (1 if given.quick else given.seeds)):
                 print(ic.line(ic.one(FILE, name="mnist", model=model, student=student, kind=kind, explain=explain, n=n,
                                      seed=seed, target_seed=seed % given.targets, sigma_times=given.sigma_times,
                                      steps=given.steps, committee=given.committee)),
                       flush=True)
 
 
+def figure(path: str) -> None:
+    """Conv: gradients, values and Gaussian queries, with the points that the paper states."""
+    from pathlib import Path
+
+    from foldline.reports.figures import draw
+    from foldline.reports.figures_imitate import PAPER, imitation_curves
+    rows = [json.loads(text) for text in (ic.RESULTS / FILE).read_text().splitlines()]
+    names = {("data", "gradient"): "gradient, rows", ("blended", "gradient"): "gradient, blends",
+             ("gaussian", "gradient"): "gradient, N(0, I)", ("smooth", "gradient"): "gradient, smooth noise",
+             ("data", None): "values, rows", ("gaussian", None): "values, N(0, I)"}
+    shown = [row | {"explain": names[row["queries_from"], row["explain"]]} for row in rows
+             if row.get("method") == ic.METHOD and row["target"] == "conv" and row["student"] == "conv-wide"
+             and not any(k[:6] == "fixed_" for k in row) and (row["queries_from"], row["explain"]) in names]
+    curves = imitation_curves(shown, title="Imitating a convolutional network on MNIST",
+                              paper=("mnist", "conv", "data"))
+    gaussian = imitation_curves([], paper=("mnist", "conv", "gaussian")).series
+    assert len(gaussian) == len(PAPER["mnist", "conv", "gaussian"])
+    for s in gaussian:
+        s.name = f"{s.name}, N(0, I)"
+    Path(path).write_text(draw(curves.model_copy(update={"series": [*curves.series, *gaussian]})))
+
+
 def table() -> None:
     rows = [json.loads(text) for text in (ic.RESULTS / FILE).read_text().splitlines()]
     groups = defaultdict(list)
-    for row in rows:
+    for row in (r for r in rows if r.get("method") == ic.METHOD):
         groups[row["target"], row["student"], row["queries_from"], row["explain"] or "values",
                row.get("sigma_times", ""), row["n"], row.get("fixed_steps"), row.get("fixed_committee")].append(row)
     print("| target | student | queries | answers | n | accuracy | of the target's | agreement | seeds | cpu s |")

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from foldline.errors import BadInput
 from foldline.imitation.asking import Asked, ask, open_oracle
-from foldline.imitation.committee import MEMBERS
 from foldline.imitation.linear import only_linear, put, solve_affine
 from foldline.imitation.losses import Lesson, Pupil, Scores, query_metric, score_lesson
 from foldline.imitation.optimise import Plan, Taught, Trial, evaluating_all, rank_of, teach
@@ -63,7 +62,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
             answers: Literal["logits", "probabilities", "log-probabilities"] | None = None,
             link: Link = "identity", form: Form | None = None, samples: int = 50, sigma: float | None = None,
             path_steps: int = 50, baseline: float = 0.0, budget: int | None = None, steps: int | None = None,
-            plans: list[Plan] | None = None, committee: int = MEMBERS, input_shape: tuple[int, ...] | None = None,
+            plans: list[Plan] | None = None, committee: int = 0, input_shape: tuple[int, ...] | None = None,
             run: Path | str | None = None, repeat: bool | None = None, progress: Progress = silent) -> Imitation:
     """Train a copy of `student` on what `target` answers at `inputs` (n, d).
 
@@ -72,7 +71,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     answers: what the answers are, where it cannot be read off them. match: the space of comparison.
     form: what the API does to explanations before it shows them; found by itself for d >= 16.
     steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students are
-    averaged to teach the final one where explained queries are few (committee.py); 0 for none.
+    averaged to teach the final one where explained queries are few (committee.py). A wider student does more.
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)
