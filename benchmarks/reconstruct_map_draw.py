@@ -68,7 +68,7 @@ def draw(rows: list[Row], path: Path) -> None:
     curve(axes[0, 2], {f"n = {n}": [r for r in of("start") if r["n"] == n] for n in (20, 50, 100)}, start_std,
           "standard deviation of the first layer's start", log=True)
     curve(axes[1, 0], {f"{d} pixels": [r for r in [*of("n / d"), *of("n")] if r["d"] == d] for d in (784, 196, 49)},
-          lambda r: r["n"] / r["live"], "n / live pixels", log=True)
+          lambda r: r["n"] / r["live"], "n / live pixels")
     curve(axes[1, 1], {"n = 50": [*of("n / width"), *base]}, lambda r: r["n"] / r["width"], "n / width", log=True)
     last = axes[1, 2]
     for part, marker in (("n", "o"), ("n, CIFAR-10", "P"), ("decay", "s"), ("start", "^"), ("n / d", "D"),
