@@ -7,7 +7,7 @@ from torch import Tensor
 
 import foldline as fl
 from foldline.reconstruction.features import edge_features, features_for, guessed_shape, plain_features
-from foldline.reconstruction.unmix import cauchy_loss, fast_ica, independence, likelihood, orthogonal, whiten
+from foldline.reconstruction.unmix import anneal, fast_ica, independence, likelihood, loss_of, orthogonal, whiten
 
 
 def sources(q: int = 6, N: int = 4000, seed: int = 0) -> Tensor:
@@ -31,9 +31,12 @@ def test_whitening_has_unit_second_moment_and_an_inverse() -> None:
     x, _ = mixed()
     doubled = torch.cat([x, x[:1]])                                 # one direction twice: dropped
     w = whiten(doubled)
-    z = w.K @ doubled
     assert w.z.shape == (6, 4000)
-    assert torch.allclose(z @ z.T / 4000, torch.eye(6, dtype=torch.float64), atol=1e-8)
+    assert torch.allclose(w.z @ w.z.T / 4000, torch.eye(6), atol=1e-5)
+    # Columns keep their direction, and differ far less in length than without the scaling.
+    assert float(torch.cosine_similarity(w.z.double(), w.K @ doubled, dim=0).min()) > 1 - 1e-6
+    length, raw = w.z.norm(dim=0), x.norm(dim=0)
+    assert float(length.std() / length.mean()) < 0.3 * float(raw.std() / raw.mean())
     assert torch.allclose(w.K @ w.K_inverse, torch.eye(6, dtype=torch.float64), atol=1e-8)
 
 
@@ -54,7 +57,7 @@ def test_the_likelihood_is_where_a_slow_optimiser_ends(seed: int) -> None:
     x, _ = mixed(seed=seed)
     w = whiten(x)
     start = fast_ica(w.z, rng=fl.generator(seed))
-    quick, _ = cauchy_loss(likelihood(start, w.z, rounds=300), w.z)
+    quick, _ = loss_of(likelihood(start, w.z, rounds=300), w.z, 1.0)
     slow = start.double().clone().requires_grad_(True)
     z = w.z.double()
     optimiser = torch.optim.LBFGS([slow], lr=0.5, max_iter=500, tolerance_change=1e-10, line_search_fn="strong_wolfe")
@@ -69,11 +72,22 @@ def test_the_likelihood_is_where_a_slow_optimiser_ends(seed: int) -> None:
     assert abs(quick - float(closure().detach())) < 5e-3
 
 
+def test_columns_that_one_image_alone_carries_are_not_drowned() -> None:
+    """Rare and short columns point to single sources; with the common ones at their natural size they are lost."""
+    q, rng = 30, fl.generator(0)
+    common = torch.randn(q, 900, generator=rng, dtype=torch.float64)                    # Gaussian: says nothing
+    rare = torch.eye(q, dtype=torch.float64).repeat(1, 20) * 0.1
+    M = torch.randn(q, q, generator=rng, dtype=torch.float64)
+    w = whiten(M @ torch.cat([common, rare], 1))
+    C = anneal(fast_ica(w.z, rng=rng), w.z)
+    assert float(purity(C.double() @ w.K @ M).median()) > 0.99
+
+
 def test_the_loss_never_rises() -> None:
     x, _ = mixed(seed=5)
     z = whiten(x).z
     C = orthogonal(torch.randn(6, 6, generator=fl.generator(0)))
-    losses = [cauchy_loss(likelihood(C, z, rounds=k), z)[0] for k in (0, 1, 3, 10, 50)]
+    losses = [loss_of(likelihood(C, z, rounds=k), z, 1.0)[0] for k in (0, 1, 3, 10, 50)]
     assert losses == sorted(losses, reverse=True)
 
 
@@ -93,7 +107,9 @@ def test_independence_ranks_images_above_their_mixtures() -> None:
     w = whiten(edge_features(x, MNIST))
     C = w.K_inverse                                                 # rows of K_inverse z are the images' own features
     mix = torch.randn(12, 12, generator=fl.generator(0), dtype=torch.float64) @ C
-    assert float(independence(C, w.z).min()) > float(independence(mix, w.z).max())
+    # A random mixture may be one image for the most part, so not every one of them must come last.
+    single, mixture = independence(C, w.z), independence(mix, w.z)
+    assert float(single.min()) > float(mixture.quantile(0.9)) and float(single.median()) > float(mixture.max())
 
 
 def test_features_are_linear_up_to_a_common_scale_and_know_their_shapes() -> None:

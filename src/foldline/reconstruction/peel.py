@@ -13,13 +13,15 @@ from torch import Tensor
 
 from foldline.randomness import Streams
 from foldline.reconstruction.features import Features
-from foldline.reconstruction.snap import measure, scaled, snap
-from foldline.reconstruction.unmix import Whitened, fast_ica, independence, likelihood, whiten
+from foldline.reconstruction.snap import NEAR, measure, scaled, snap
+from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood, whiten
 from foldline.results import Progress, silent
 
 ROUNDS = 24             # rounds of refitting and snapping at most
 DRY = 4                 # rounds without a new exact image before it ends
 AT_EDGE = 0.3           # share of pixels near the box's edge from which on a candidate is worth snapping
+MIRRORS = [sign * 0.1 * 1.15 ** i for sign in (-1, 1) for i in range(22)]      # 0.1 to 1.9
+SHARE = 0.02            # an image with less than this of any open row is a mixture of known ones
 SAME = 0.95             # two images closer than this are one
 
 
@@ -40,7 +42,7 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
     R, g = orthonormal(raw, gauge)
     space = whiten(features(R))
     progress("unmixing", {"rank": float(len(R))})
-    C = fast_ica(space.z, rng=streams("ica"))
+    C = anneal(fast_ica(space.z, rng=streams("ica")), space.z)
     coefficients = images_of(C, space, R, g)
     fixed = torch.zeros(len(C), dtype=torch.bool)
     worth = at_edge(coefficients @ R) if snapping else fixed.clone()
@@ -57,9 +59,6 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
             done, dry = done + 1, 0 if new else dry + 1
             progress("snapping", {"done": done, "total": rounds, "exact": float(fixed.sum()), "of": float(len(C))})
         coefficients = closer(coefficients, fixed, worth, R, g)
-    else:
-        C = likelihood(C, space.z)
-        coefficients = images_of(C, space, R, g)
     final = measure(coefficients, R)
     return Peeled(coefficients @ R, fixed, final.violation, final.edge, independence(C, space.z),
                   agreement_of(coefficients, space, R, g, streams), done)
@@ -73,6 +72,7 @@ def refit(coefficients: Tensor, fixed: Tensor, space: Whitened, rng: torch.Gener
         rest = torch.linalg.qr(known.T, mode="complete")[0][:, len(known):]         # (q, open)
         C = C.clone()
         C[~fixed] = fast_ica(rest.T @ space.z, rng=rng) @ rest.T
+        return anneal(C, space.z, fixed=fixed)
     return likelihood(C, space.z, fixed=fixed)
 
 
@@ -111,27 +111,52 @@ def at_edge(X: Tensor) -> Tensor:
 
 
 def snap_once(candidates: Tensor, coefficients: Tensor, fixed: Tensor, R: Tensor, gauge: Tensor | None) -> int:
-    """Snap candidates (k, r); each that is exact and new replaces the open row nearest to it. How many were new."""
+    """Snap candidates (k, r); each that is exact and new replaces an open row. How many were new."""
     if bool(fixed.any()):                                           # what is known need not be found again
         candidates = candidates[ncc(candidates @ R, coefficients[fixed] @ R).amax(1) < SAME]
     if len(candidates) == 0 or bool(fixed.all()):
         return 0
+    if bool(fixed.any()):
+        candidates = torch.cat([candidates, mirrored(candidates, coefficients[fixed], R)])
     s = snap(candidates @ R, R, gauge)
-    near = (s.violation < 0.1) & ~s.exact
-    if bool(near.any()):                                            # nearly there: once more from where it is
-        again = snap(s.coefficients[near] @ R, R, gauge)
+    near = ~s.exact & (measure(candidates, R).violation < 0.3)
+    if bool(near.any()):                                            # nearly there, and drawn elsewhere
+        again = snap(candidates[near] @ R, R, gauge, start=NEAR)
         s.coefficients[near], s.exact[near] = again.coefficients, again.exact
     added = 0
     for i in torch.nonzero(s.exact).flatten().tolist():
         row = s.coefficients[i:i + 1]
-        seat = int(ncc(row @ R, coefficients @ R)[0].abs().masked_fill(fixed, -1.0).argmax())
-        if bool(fixed[seat]):
+        if bool(fixed.any()) and float(ncc(row @ R, coefficients[fixed] @ R).max()) >= SAME:
+            continue
+        # It takes the place of the open row it has most of, so that the rows stay a basis.
+        share = torch.linalg.lstsq(coefficients.T, row[0], driver="gelsd").solution.abs().masked_fill(fixed, -1.0)
+        seat = int(share.argmax())
+        if float(share[seat]) < SHARE:
+            continue
+        coefficients[seat] = row[0]
+        fixed[seat] = True
+        added += 1
+        if bool(fixed.all()):
             break
-        if not bool(fixed.any()) or float(ncc(row @ R, coefficients[fixed] @ R).max()) < SAME:
-            coefficients[seat] = row[0]
-            fixed[seat] = True
-            added += 1
     return added
+
+
+def mirrored(candidates: Tensor, known: Tensor, R: Tensor) -> Tensor:
+    """Points on the line through a candidate and the known image nearest to it, inside the box rather than outside.
+
+    The difference of two similar images is sparser than either, so with one of them known the other is found as
+    known - t (other - known), which lies outside the box and, turned round, inside it.
+    """
+    near = known[ncc(candidates @ R, known @ R).abs().argmax(1)]    # (k, r)
+    away = candidates - near
+    inside, best = measure(candidates, R).violation, candidates.clone()
+    for t in MIRRORS:
+        trial = near + t * away
+        violation = measure(trial, R).violation
+        violation[ncc(trial @ R, near @ R).diagonal() > SAME] = 1.0     # the known image itself is no news
+        best[violation < inside] = trial[violation < inside]
+        inside = torch.minimum(inside, violation)
+    return best[(best - candidates).norm(dim=1) > 0]
 
 
 def closer(coefficients: Tensor, fixed: Tensor, worth: Tensor, R: Tensor, gauge: Tensor | None) -> Tensor:

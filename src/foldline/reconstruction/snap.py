@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 ROUNDS = 30
+FAR, NEAR = 0.3, 0.03
 EDGE = 1e-2                 # a pixel this near to 0 or 1 is on the edge
 CHUNK = 64                  # candidates per batch of systems: bounds memory at 64 r^2
+PINNED = 0.1                # the zeros hold every other direction at least ten times as firmly as the image's own
 VIOLATION = 0.02            # share of ink outside the box below which a snapped image counts as exact
 
 
@@ -33,11 +35,15 @@ class Snapped:
     exact: Tensor           # (k,) bool
 
 
-def snap(candidates: Tensor, R: Tensor, gauge: Tensor | None, *, rounds: int = ROUNDS) -> Snapped:
-    """candidates (k, d) in units of the box; R (r, d) orthonormal rows of the span; gauge (r,): gauge . c = 1."""
+def snap(candidates: Tensor, R: Tensor, gauge: Tensor | None, *, rounds: int = ROUNDS, start: float = FAR) -> Snapped:
+    """candidates (k, d) in units of the box; R (r, d) orthonormal rows of the span; gauge (r,): gauge . c = 1.
+
+    start: pixels below it are pulled to zero from the first round on. NEAR keeps what is nearly there from being drawn
+    to a sparser neighbour, FAR brings in what is not.
+    """
     live = R.norm(dim=0) > 1e-3 * R.norm(dim=0).max()
     Rl = R[:, live]                                                 # (r, p)
-    C = torch.cat([descend(part, Rl, gauge, rounds) for part in torch.split(candidates[:, live], CHUNK)])
+    C = torch.cat([descend(part, Rl, gauge, rounds, start) for part in torch.split(candidates[:, live], CHUNK)])
     return measured(C, Rl)
 
 
@@ -47,9 +53,9 @@ def measure(coefficients: Tensor, R: Tensor) -> Snapped:
     return measured(coefficients, R[:, live])
 
 
-def descend(X: Tensor, Rl: Tensor, gauge: Tensor | None, rounds: int) -> Tensor:
+def descend(X: Tensor, Rl: Tensor, gauge: Tensor | None, rounds: int, start: float) -> Tensor:
     anchor = X.clamp(0, 1) @ Rl.T                                   # (k, r)
-    eps, C = 0.3, anchor
+    eps, C = start, anchor
     for i in range(rounds):
         q = 1.0 - 0.5 * i / max(rounds - 1, 1)
         w = (X * X + eps * eps).pow(q / 2 - 1)                      # (k, p)
@@ -79,9 +85,23 @@ def scaled(C: Tensor, Rl: Tensor, gauge: Tensor | None) -> Tensor:
 def measured(C: Tensor, Rl: Tensor) -> Snapped:
     X = C @ Rl                                                      # (k, p)
     r, p = Rl.shape
+    zeros = X.abs() < EDGE
     outside = (-X).clamp(min=0) + (X - 1).clamp(min=0)
     violation = outside.sum(1) / X.abs().sum(1).clamp(min=1e-12)
-    edge = ((X.abs() < EDGE) | ((X - 1).abs() < EDGE)).sum(1)
+    edge = (zeros | ((X - 1).abs() < EDGE)).sum(1)
     # r - 1 zeros are free; a tenth of the pixels beyond them is not.
     exact = (violation < VIOLATION) & (edge > r + 0.1 * (p - r)) & (X.amax(1) > 0.3)
+    for i in torch.nonzero(exact).flatten().tolist():
+        exact[i] = pinned(zeros[i], Rl)
     return Snapped(C, violation, edge, exact)
+
+
+def pinned(zeros: Tensor, Rl: Tensor) -> bool:
+    """Whether the zeros fix the image: one direction of the span nearly vanishes there, and no second one does.
+
+    Two similar digits are zero at the same places, and so is every mixture of them.
+    """
+    if len(Rl) < 2:
+        return True
+    first, second = torch.linalg.eigvalsh(Rl[:, zeros] @ Rl[:, zeros].T)[:2].clamp(min=0).tolist()
+    return bool(first < PINNED ** 2 * second)

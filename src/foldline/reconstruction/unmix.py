@@ -20,8 +20,12 @@ import torch
 from torch import Tensor
 
 FAST_ROUNDS = 400
-LIKELIHOOD_ROUNDS = 25
+LIKELIHOOD_ROUNDS = 60
 SAMPLE = 30             # features per component in the first rounds
+EQUALISING = 8          # rounds of scaling features to one length
+SILENT = 1e-3           # features shorter than this, relative to the median, are rounding
+VISIBLE, NOISE = 0.1, 4.0       # shortest features above VISIBLE are noise, and count from NOISE times their length on
+TAILS = (2.0, 1.0)      # exponents of the likelihood's density, in turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +36,37 @@ class Whitened:
 
 
 def whiten(features: Tensor) -> Whitened:
-    """Features (r, N) to unit second moment; directions without any power are dropped (q <= r)."""
-    N = features.shape[1]
-    L, V = torch.linalg.eigh(features @ features.T / N)
+    """Features (r, N) at unit second moment and of equal length; directions without any power are dropped (q <= r).
+
+    A feature that few images carry, an edge near the border, is short, and is the most telling one: where a single
+    image has ink, the column of the span points to that image's coefficient alone. So columns are scaled to one length
+    in the whitened metric, again and again, since that changes the metric (Tyler's estimator of scatter). MNIST,
+    n = 200: 3 images above NCC 0.9 without, 136 with it. Where even the shortest columns are long they are noise (a
+    small start), and a floor keeps them down.
+    """
+    K, K_inverse = standard(features)
+    z = K @ features                                                # (q, N)
+    length = z.square().sum(0)
+    length = length / length.median().clamp(min=1e-300)
+    shortest = float(torch.quantile(length[:: 1 + len(length) // 10**5], 0.01))
+    floor = NOISE ** 2 * shortest * shortest / (shortest + VISIBLE ** 2)
+    z, length = z[:, length > SILENT ** 2], length[length > SILENT ** 2]
+    y = z
+    for _ in range(EQUALISING):
+        y = z * (length + floor).rsqrt()
+        W, W_inverse = standard(y)
+        K, K_inverse, z, y = W @ K, K_inverse @ W_inverse, W @ z, W @ y
+        length = z.square().sum(0)
+        length = length / length.median().clamp(min=1e-300)
+    return Whitened(K, y.float(), K_inverse)
+
+
+def standard(features: Tensor) -> tuple[Tensor, Tensor]:
+    """K (q, r) with K features at unit second moment, and its inverse (r, q)."""
+    L, V = torch.linalg.eigh(features @ features.T / features.shape[1])
     kept = 1e-12 * L.max().clamp(min=1e-300) < L
     L, V = L[kept], V[:, kept]
-    K = (V / L.sqrt()).T
-    return Whitened(K, (K @ features).float(), V * L.sqrt())
+    return (V / L.sqrt()).T, V * L.sqrt()
 
 
 def fast_ica(z: Tensor, *, rng: torch.Generator, rounds: int = FAST_ROUNDS, tolerance: float = 1e-4) -> Tensor:
@@ -76,16 +104,27 @@ def orthogonal(C: Tensor) -> Tensor:
     return near
 
 
-def likelihood(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int = LIKELIHOOD_ROUNDS) -> Tensor:
-    """C (q, q) moved to a local optimum of the Cauchy likelihood; rows where `fixed` is True keep their direction."""
-    C = cauchy_scale(C.float(), z)
+def anneal(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int = LIKELIHOOD_ROUNDS) -> Tensor:
+    """C at a local optimum of the Cauchy likelihood, by way of a density with lighter tails, which is smoother."""
+    for tail in TAILS:
+        C = likelihood(C, z, fixed=fixed, rounds=rounds, tail=tail)
+    return C
+
+
+def likelihood(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int = LIKELIHOOD_ROUNDS,
+               tail: float = 1.0) -> Tensor:
+    """C (q, q) moved towards a local optimum of -log |det C| + tail sum_i mean log(1 + (C z)_i^2).
+
+    tail = 1 is Cauchy. Rows where `fixed` is True keep their direction.
+    """
+    C = scale_to(C.float(), z, tail)
     N = z.shape[1]
     eye = torch.eye(len(C), dtype=C.dtype)
-    loss, s = cauchy_loss(C, z)
+    loss, s = loss_of(C, z, tail)
     for _ in range(rounds):
         w = 1 / (1 + s * s)
-        G = (2 * s * w) @ s.T / N - eye                             # relative gradient
-        curvature = (2 * (1 - s * s) * w * w).mean(1)               # E psi'
+        G = tail * (2 * s * w) @ s.T / N - eye                      # relative gradient
+        curvature = tail * (2 * (1 - s * s) * w * w).mean(1)        # E psi'
         # Row i moves along row j with curvature E psi'(s_i) E s_j^2; exact zeros make it large, so no row overshoots.
         D = -G / (curvature[:, None] * s.square().mean(1)).clamp(min=0.05)
         D.diagonal().copy_(-G.diagonal() / 2)
@@ -94,7 +133,7 @@ def likelihood(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int
         step = min(1.0, 0.3 / max(float(D.abs().max()), 1e-12))
         for _ in range(8):
             trial = C + step * (D @ C)
-            trial_loss, trial_s = cauchy_loss(trial, z)
+            trial_loss, trial_s = loss_of(trial, z, tail)
             if trial_loss < loss:
                 break
             step *= 0.4
@@ -106,17 +145,17 @@ def likelihood(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int
     return C
 
 
-def cauchy_loss(C: Tensor, z: Tensor) -> tuple[float, Tensor]:
+def loss_of(C: Tensor, z: Tensor, tail: float) -> tuple[float, Tensor]:
     s = C @ z
     _, logdet = torch.linalg.slogdet(C.double())
-    return float(torch.log1p(s * s).mean(1).double().sum() - logdet), s
+    return float(tail * torch.log1p(s * s).mean(1).double().sum() - logdet), s
 
 
-def cauchy_scale(C: Tensor, z: Tensor) -> Tensor:
-    """Rows scaled so that E 2 s^2 / (1 + s^2) = 1: stationary in scale."""
+def scale_to(C: Tensor, z: Tensor, tail: float) -> Tensor:
+    """Rows scaled so that tail E 2 s^2 / (1 + s^2) = 1: stationary in scale."""
     s = C @ z
     for _ in range(12):
-        power = (2 * s * s / (1 + s * s)).mean(1, keepdim=True)
+        power = tail * (2 * s * s / (1 + s * s)).mean(1, keepdim=True)
         factor = power.clamp(0.1, 10).pow(-0.7)
         s, C = s * factor, C * factor
     return C
