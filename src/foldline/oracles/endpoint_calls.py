@@ -6,11 +6,12 @@ sooner than the server's Retry-After. What was sent and what was lost is counted
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -44,7 +45,8 @@ class Bill:
     refused: int = 0        # rows the target said it did not answer (429, 503), or never received
     requests: int = 0
     repeated: int = 0       # of these, requests that were asked again
-    waited: float = 0.0     # seconds between a request's last byte out and its reply, summed over requests
+    waited: float = 0.0     # seconds from a request's first byte out to its reply's last one in, summed over requests
+    under_way: float = 0.0  # seconds with at least one request under way: the rest is the client's own doing
 
 
 class Gate:
@@ -83,6 +85,7 @@ class Caller:
         self.gate, self.bill = Gate(rate), Bill()
         self.lock = threading.Lock()
         self.jitter = random.Random()           # pauses only: no result depends on it
+        self.flying, self.took_off = 0, 0.0
         self.on_lost: Callable[[int], None] = ignore
         self.on_sent: Callable[[int], None] = ignore
 
@@ -137,8 +140,8 @@ class Caller:
     def once(self, method: str, url: str, content: bytes | None, headers: Mapping[str, str] | None,
              largest: int) -> tuple[int, Mapping[str, str], bytes]:
         """The whole reply, at most `largest` bytes and `timeout` seconds: an endless one must not hold the run."""
-        started = time.monotonic()
-        with self.client.stream(method, url, content=content, headers=dict(headers or {})) as reply:
+        with self.flight() as started, \
+                self.client.stream(method, url, content=content, headers=dict(headers or {})) as reply:
             parts, size = [], 0
             for part in reply.iter_bytes():
                 parts.append(part)
@@ -147,8 +150,25 @@ class Caller:
                     raise BadAnswer(f"The reply is longer than {largest} bytes, more than its answers can need.")
                 if time.monotonic() - started > 2 * self.timeout:
                     raise BadAnswer(f"The reply took longer than {2 * self.timeout:g} s to arrive.")
-            self.count(waited=time.monotonic() - started)
             return reply.status_code, reply.headers, b"".join(parts)
+
+    @contextlib.contextmanager
+    def flight(self) -> Iterator[float]:
+        """Counts the time of one request, and the time in which there is any."""
+        started = time.monotonic()
+        with self.lock:
+            if not self.flying:
+                self.took_off = started
+            self.flying += 1
+        try:
+            yield started
+        finally:
+            now = time.monotonic()
+            with self.lock:
+                self.flying -= 1
+                self.bill.waited += now - started
+                if not self.flying:
+                    self.bill.under_way += now - self.took_off
 
     def patience(self, retry_after: str | None, status: int, url: str) -> float:
         """Seconds the server wants. A 429 speaks to all requests of this client, so it closes the gate."""

@@ -19,7 +19,7 @@ import sqlite3
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -240,10 +240,12 @@ class Transcript(Relay):
         return self._width or self.source.width
 
     def answer(self, x: Tensor) -> Tensor:
-        digests = row_digests(x.to(self.dtype))
-        with self.stream.lock:
-            occurrence = self.stream.counts.occurrences(short_keys(digests))
-            known, parts = self.stream.known(digests, occurrence)
+        if hasattr(self.source, "answer_parts") and not len(self.stream.places.keys):
+            # Nothing was stored before, so nothing can be known: ask at once, and hash while replies are awaited.
+            answers = self._ask_in_parts(x, lambda start, end: self._count(x[start:end])[:2])
+            self._width = answers.shape[1] if self.kind == "values" else None
+            return answers
+        digests, occurrence, known, parts = self._count(x)
         if known.all():
             block = parts[0][1].new_empty(len(x), parts[0][1].shape[1])
         else:
@@ -265,25 +267,37 @@ class Transcript(Relay):
         self._width = block.shape[1] if self.kind == "values" else None
         return block
 
+    def _count(self, x: Tensor) -> tuple[bytes, Array, Array, list[tuple[Array, Tensor]]]:
+        """(digests, how often each row was asked before, which are known, the answers of those)"""
+        digests = row_digests(x.to(self.dtype))
+        with self.stream.lock:
+            occurrence = self.stream.counts.occurrences(short_keys(digests))
+            return digests, occurrence, *self.stream.known(digests, occurrence)
+
     def _ask(self, x: Tensor, digests: bytes, occurrence: Array) -> tuple[Tensor, bool]:
         """(answers, whether they were kept). Request by request where the source has several: a kill then loses
         only those in flight."""
-        in_parts = getattr(self.source, "answer_parts", None)
-        if in_parts is None:
-            self.run.about_to_send(len(x))
-            answers = self.source.answer(x)
-            good = worth_keeping(answers, len(x))
-            if good:
-                self.stream.keep(digests, occurrence, answers)
-            return answers, good
-        self.source.on_sent = self.run.about_to_send                # type: ignore[attr-defined]  # it counts resends too
+        if hasattr(self.source, "answer_parts"):
+            return self._ask_in_parts(x, lambda start, end: (digests[start * DIGEST:end * DIGEST],
+                                                             occurrence[start:end])), True
+        self.run.about_to_send(len(x))
+        answers = self.source.answer(x)
+        good = worth_keeping(answers, len(x))
+        if good:
+            self.stream.keep(digests, occurrence, answers)
+        return answers, good
+
+    def _ask_in_parts(self, x: Tensor, keys: Callable[[int, int], tuple[bytes, Array]]) -> Tensor:
+        source: Any = self.source
+        source.on_sent = self.run.about_to_send                     # it counts resends too
         blocks = []
-        for start, block in in_parts(x):
+        for start, block in source.answer_parts(x):
             end = start + len(block)
+            digests, occurrence = keys(start, end)
             if worth_keeping(block, end - start):
-                self.stream.keep(digests[start * DIGEST:end * DIGEST], occurrence[start:end], block)
+                self.stream.keep(digests, occurrence, block)
             blocks.append(block)
-        return torch.cat(blocks), True
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def worth_keeping(answers: Tensor, rows: int) -> bool:

@@ -58,7 +58,8 @@ def told(session: Session, subject: Subject, result: Any, id: str, prefix: str, 
     samples = in_pixels(rows, known.mean, known.inputs)                 # to look at
     estimated = getattr(result, "estimated_n", None)
     if subject.owner is None:
-        found = finding(session, id, "Samples that look like training data were recovered", shown=False,
+        found = finding(session, id, f"Candidates for training samples came out of {off}" if n else
+                        f"No candidate for a training sample came out of {off}", shown=False,
                         incomplete=n > 0,
                         what=f"{n} candidate samples came out of {source}"
                              + (f"; the model seems to have been trained on {estimated}" if estimated else "")
