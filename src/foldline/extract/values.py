@@ -22,7 +22,9 @@ from foldline.errors import BudgetExhausted
 from foldline.extract.jumps import Frame, recover_units
 from foldline.extract.lines import FoldLine, folds_from_values
 from foldline.extract.links import LOOSE, NEAR, Unlinked, link_of, linked
-from foldline.extract.noise import NoiseFloor, floor_of_values
+from foldline.extract.noise import NoiseFloor, floor_of_values, scatter_of_values
+from foldline.extract.noisy_core import BAD
+from foldline.extract.noisy_values import ThroughNoise, recover_through_noise
 from foldline.extract.regions import Region
 from foldline.extract.result import Extraction, Line, assumptions_of, parameters
 from foldline.extract.units import Units, merged, with_signs
@@ -99,6 +101,7 @@ class Run:
         self.rounding = 0.0
         self.coarse = False
         self.unresolved = 0
+        self.noisy: ThroughNoise | None = None
 
     @property
     def relative_error(self) -> float:
@@ -138,8 +141,9 @@ class Run:
             notes.append(f"The {len(u)} rows are dependent, so the signs of the units are not unique: the function is "
                          "written with an affine term.")
         h, d, k = len(u), self.oracle.dim, self.k
-        gap = min((line.smallest_gap for line in self.lines), default=float("inf"))
-        drawn = self.lines[0] if self.lines else None
+        lines = [*self.lines, *(self.noisy.lines if self.noisy is not None else ())]
+        gap = min((line.smallest_gap for line in lines), default=float("inf"))
+        drawn = lines[0] if lines else None
         picture = None
         if drawn is not None:
             order = drawn.samples[0].argsort()
@@ -148,7 +152,7 @@ class Run:
             status=Status(status.code, status.message, tuple(notes)), queries=self.used, certificate=self.certificate,
             network=u.network(), units=h, signs_unique=signed.unique, affine_free=signed.found,
             assumptions=assumptions_of(u, gap), noise=self.floor, limit=-(-parameters(h, d, k) // k),
-            lines_used=len(self.lines), line=picture,
+            lines_used=len(lines), line=picture,
             provenance=Provenance("extract_from_values", self.streams.seed, {"probes": self.probes}))
 
     def extract(self) -> Status:
@@ -165,8 +169,47 @@ class Run:
             return Status("not_piecewise_linear", "Values on two short stretches bend at every scale: the target is "
                           "not piecewise linear (a smooth activation, or a link that must be inverted first).")
         self.progress("line", {"queries": self.used})
+        fine = self.floor.kind == "arithmetic" and self.floor.value < 1e-9 * max(1.0, self.floor.radius)
+        if not fine and self.oracle.box is None and self.loose == 1.0:
+            return self.through_noise(x0, u, near)
         self.search(x0, u, None)
         return self.finish()
+
+    def through_noise(self, x0: Tensor, u: Tensor, near: Tensor) -> Status:
+        """Answers with few digits: steps and tolerances from the noise, least squares over all answers."""
+        floor = self.floor
+        assert floor is not None
+        rounded, grows = floor.kind == "rounded" and floor.decimals is not None, floor.kind == "arithmetic"
+        level = 0.29 * 10.0 ** -(floor.decimals or 0) if rounded else \
+            scatter_of_values(self.oracle, torch.stack([x0, u]), near, self.streams("scatter"))
+        # A stretch that happens to be flat shows no scatter: float32 has its own.
+        level = max(level, floor.value / 64 if grows else 0.0, 1e-15 * floor.radius)
+
+        def sigma(x: Tensor) -> Tensor:
+            size: Tensor = (x.norm(dim=1) / floor.radius).clamp_min(1.0)
+            return level * size if grows else torch.full((len(x),), level, dtype=torch.float64)
+
+        def ask(x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.oracle.snap(x)
+            return x, self.oracle(x).double()
+
+        rng = self.streams("probes")
+        found = recover_through_noise(ask, sigma, x0, u, grows=grows, streams=self.streams, progress=self.progress,
+                                      spare=lambda n: self.region.points(n, rng=rng))
+        self.units, self.noisy = merged(found.units, tolerance=1e-7, drop=0.0), found
+        x = self.oracle.snap(self.region.points(2 * self.probes, rng=rng))
+        y = self.oracle(x).double()
+        r, size = y - self.units.values(x), float(y.square().mean().sqrt())
+        # Every other probe says how far off the function may be, the rest whether it is.
+        allowed = max(6 * level, 4 * float(r[::2].abs().max()))
+        self.certificate = FunctionCertificate.of(r[1::2], tolerance=allowed, distribution=self.region.name)
+        what = f"{len(self.units)} units from answers that are off by {level:.2g} (standard deviation)"
+        notes = (f"Least squares over {len(found.y)} answers leaves {found.rms:.2g} standard deviations.",)
+        if self.certificate.holds and found.rms <= BAD and allowed <= 0.02 * size:
+            return Status("ok", f"{what}; fresh probes agree within {allowed:.2g}.", notes)
+        return Status("imprecise", f"{what}, but the fit is not down to the noise: probes are off by up to "
+                      f"{float(r.abs().max()):.2g}. Units that the noise hides are missing or blurred; more decimals "
+                      "would show them.", notes)
 
     def search(self, x0: Tensor, u: Tensor, known: float | None) -> int:
         """One line: its folds in the residual, then the units behind them. known: a t where the residual is zero."""

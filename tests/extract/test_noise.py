@@ -1,0 +1,85 @@
+"""Answers with few digits: as much as their precision supports, never silently wrong."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foldline as fl
+from foldline.extract.least_squares import solve_least_squares
+from foldline.extract.noisy_lines import folds_in_noise
+from foldline.extract.units import Units
+
+D = torch.float64
+
+
+def network(d: int, h: int, k: int = 1, seed: int = 0) -> fl.Network:
+    rng = torch.Generator().manual_seed(seed)
+    W, b, A, q = (torch.randn(*s, generator=rng, dtype=D) for s in ((h, d), (h,), (k, h), (k,)))
+    return fl.Network(W / d**0.5, 0.3 * b, A / h**0.5, torch.zeros(k, d, dtype=D), q)
+
+
+def error(net: nn.Module, found: nn.Module, d: int) -> float:
+    x = torch.randn(300, d, generator=torch.Generator().manual_seed(9), dtype=D)
+    y = net(x).double()
+    return float((found(x) - y).abs().max() / y.abs().max())
+
+
+@pytest.mark.parametrize(("decimals", "allowed"), [(10, 1e-8), (8, 1e-6), (6, 1e-4)])
+def test_rounded_answers_give_what_they_can(decimals: int, allowed: float) -> None:
+    net = network(30, 8, seed=3)
+    f = fl.value_oracle(lambda x: (net(x) * 10**decimals).round() / 10**decimals, dim=30)
+    r = fl.extract_from_values(f, rng=fl.generator(0))
+    assert r.status.ok and r.units == 8 and r.noise.kind == "rounded"
+    assert error(net, r.network, 30) < allowed
+    assert r.queries <= 2.3 * (8 * 31 + 9)
+
+
+def test_a_float32_target() -> None:
+    net = network(30, 8, seed=5).float()
+    assert net.W.dtype == torch.float32
+    module = nn.Sequential(nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 1))
+    for p, value in zip(module.parameters(), (net.W, net.b, net.A, net.q), strict=True):
+        p.data = value
+    r = fl.extract_from_values(fl.value_oracle(module), rng=fl.generator(0))
+    exact = fl.Network(*(t.double() for t in (net.W, net.b, net.A, net.P, net.q)))
+    assert r.status.ok and r.units == 8 and error(exact, r.network, 30) < 1e-4
+
+
+def test_gaussian_noise() -> None:
+    net, rng = network(20, 5, seed=1), torch.Generator().manual_seed(0)
+
+    def noisy(x: Tensor) -> Tensor:
+        return net(x) + 1e-7 * torch.randn(len(x), 1, generator=rng, dtype=D)
+
+    r = fl.extract_from_values(fl.value_oracle(noisy, dim=20), rng=fl.generator(0))
+    assert r.status.ok and r.units == 5 and r.noise.kind == "noisy" and error(net, r.network, 20) < 1e-5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_decimals_are_too_few_and_it_says_so(seed: int) -> None:
+    net = network(12, 6, seed=seed)
+    r = fl.extract_from_values(fl.value_oracle(lambda x: (net(x) * 100).round() / 100, dim=12), rng=fl.generator(seed))
+    off = error(net, r.network, 12)
+    size = float(net(torch.randn(300, 12, generator=torch.Generator().manual_seed(9), dtype=D)).abs().max())
+    assert r.status.code == "imprecise" or off * size < 10 * r.certificate.tolerance
+
+
+def test_folds_of_a_line_in_noise_are_all_found_in_eight_rows_each() -> None:
+    at, a = torch.tensor([-3.0, -0.4, 0.1, 0.5, 9.0], dtype=D), torch.tensor([1.0, -0.5, 2.0, -2.0, 0.3], dtype=D)
+    line = folds_in_noise(lambda t: ((torch.relu(t[:, None] - at) @ a)[:, None] * 1e5).round() / 1e5, 1e4,
+                          error=lambda t: 6e-6, limit=500)
+    assert torch.allclose(line.t, at, atol=1e-3) and torch.allclose(line.jump[:, 0], a, atol=1e-3)
+    assert len(line.samples[0]) <= 24 + 8 * 5
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_least_squares_by_both_solvers_reaches_the_truth(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(6, 4, k, seed=2)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 6, generator=rng, dtype=D)
+    off = Units(net.W + 0.01 * torch.randn(4, 6, generator=rng, dtype=D), net.b, net.A, net.P, net.q)
+    sigma = torch.ones(200, dtype=D)
+    for dense in (10_000, 0):
+        monkeypatch.setattr("foldline.extract.least_squares.DENSE", dense)
+        fitted = solve_least_squares(off, x, net(x), sigma, rounds=60, tight=True)
+        assert fitted.rms < 1e-8
