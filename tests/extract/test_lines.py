@@ -64,3 +64,18 @@ def test_noise_moves_folds_but_invents_none() -> None:
     line = folds_from_values(lambda t: exact(t) + 1e-5 * (2 * torch.rand(len(t), 1, generator=rng, dtype=D) - 1),
                              (-2.0, 2.0), noise=lambda t: 1e-5)
     assert torch.allclose(line.t, torch.tensor([-0.4, 0.5], dtype=D), atol=1e-3)
+
+
+def test_a_fold_between_the_two_answers_of_a_step_is_one_fold() -> None:
+    from foldline.extract.lines import Piece, ValueSearch
+    exact = hinges([0.0], [1.0])
+    search = ValueSearch(exact, quiet, scale=None, limit=None)
+
+    def piece(a: float, b: float) -> Piece:
+        ya, yb = search.ask([a, b])
+        return search.piece(a, ya, b, yb)
+
+    left, false, right = piece(-1.0, -0.5), piece(-1e-4, 1e-4), piece(0.5, 1.0)
+    search.folds = [(-1e-4, left, false, 1e-12), (1e-4, false, right, 1e-12)]
+    search.unstraddle()
+    assert len(search.folds) == 1 and abs(search.folds[0][0]) < 1e-9

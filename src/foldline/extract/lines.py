@@ -271,6 +271,31 @@ class ValueSearch:
             self.gaps = [n for g, t, y in zip(open_gaps, points, answers, strict=True) for n in self.receive(g, t, y)]
 
 
+    def unstraddle(self) -> None:
+        """Take back pieces that are no pieces: two answers on either side of one fold.
+
+        Such a piece reaches exactly from fold to fold, since both were put at its own ends. One row in its middle
+        tells; the fold is then where the true neighbours cross.
+        """
+        folds = sorted(self.folds, key=lambda f: f[0])
+        doubted = [(one, two) for one, two in pairwise(folds) if one[2] is two[1] and
+                   one[2].t1 - one[0] + two[0] - one[2].t2 <= 1e-3 * (two[0] - one[0])]
+        if not doubted or (self.limit is not None and len(self.asked) + len(doubted) > self.limit):
+            return
+        middles = [0.5 * (one[0] + two[0]) for one, two in doubted]
+        gone: set[int] = set()
+        for (one, two), t, y in zip(doubted, middles, self.ask(middles), strict=True):
+            p = one[2]
+            if abs(y - p.at(t)).max() <= p.err(t) + self.noise(t) or gone & {id(one), id(two)}:
+                continue
+            at, dt, apart, explained = self.crossing(Gap(one[1], two[2], 0.0))
+            if one[0] - dt <= at <= two[0] + dt and apart <= explained:
+                gone |= {id(one), id(two)}
+                self.folds.append((at, one[1], two[2], dt))
+            else:
+                self.hidden.append((one[0], two[0]))
+        self.folds = [f for f in self.folds if id(f) not in gone]
+
     def sharpen(self) -> None:
         """One more row for each piece that is known from a short step: at its far end, for slope and as a check."""
         folds = sorted(self.folds, key=lambda f: f[0])
@@ -304,6 +329,7 @@ def folds_from_values(ask: AskValues, ends: tuple[float, float], *, noise: Noise
     L, R = search.piece(first[0], y[0], first[1], y[1]), search.piece(first[2], y[2], first[3], y[3])
     search.gaps = [Gap(L, R, hi - lo)]
     search.run()
+    search.unstraddle()
     search.sharpen()
     return assemble(search, ends)
 
