@@ -5,10 +5,11 @@ Woodruff and Zhang). Cost: about rank + 2 gradients when the arithmetic is exact
 into noise (float32, trained victims); from values each gradient costs 1.026 d rows and all outputs share it.
 
 method="gaussian": the paper's points, fixed before the first query (`points` lists them; `answers` reads them back).
-method="adaptive": points at mixed scales, near points that spoke where most are silent. It stops when the rank has
-been stable for `patience` probes that could have changed it; half of them move a known point far into the null
-space, where a missing direction shows as a changed answer. If the rank ever grew again after a pause, three times
-that pause is waited for. The rank is where the singular values fall to the noise (rank.py).
+method="adaptive": each point sets out from one that spoke, up its slope (away from where the output is dead) and into
+the null space of what is known (points.py). It stops when the rank has been stable for `patience` probes that could
+have changed it; most of them move a known point far into the null space, where a missing direction shows as a changed
+answer. If the rank ever grew again after a pause, longer pauses are waited for. The rank is where the singular values
+fall to the noise (rank.py); from noisy values, directions near the noise are asked about (weak.py).
 
 Differs from the paper: rows scaled to unit length, so that saturated or steep points weigh the same; a gap test
 instead of 1e-5 of the largest singular value; any number of outputs; adaptive points. The paper's own "adaptive"
@@ -128,6 +129,10 @@ def status_of(search: Search, D: RankDecision) -> Status:
         return Status("ok", f"Full rank: all {search.d} directions matter and there is no null space.", extra)
     if search.repeats >= ONE_PIECE and D.tail == 0:
         return Status("ok", f"{found}; {search.repeats} further points, at growing scales, only repeated them.", extra)
+    probes = max(search.stable, D.tail)
+    if search.stopped == "budget" and D.kind == "noise" and D.gap >= CLIFF and probes < search.wait():
+        return Status("budget", f"The budget ran out: {found}, and only {probes} further probes say that these are "
+                      f"all.", extra)
     if D.gap_found:
         return Status("ok", f"{found}; the gap after them is {D.gap:.3g} wide.", extra)
     if search.stopped == "budget":

@@ -2,7 +2,14 @@
 
 A ReLU network repeats itself where points are small against its biases (one piece, one gradient), and forgets its
 biases where they are large. So scales are mixed, from moderate upwards, and shift with what the answers show:
-repeats push the scale up, silence (zero gradients) sends points to smaller scales and then near points that spoke.
+repeats push the scale up, silence (zero gradients) sends points to smaller scales, to opposite points and to points
+between those that answered differently.
+
+Once a point has spoken, the others set out from it. Two things waste a gradient: a point where the output is dead, and
+one that flips no unit whose row is unknown. Against the first, a step up the output's own slope (`lift`): the units
+that carry the output are then far from their folds. Against the second, most of the rest lies in the null space of
+what is known, where only missing rows can change a sign. A unit row shows (k - r) / k of its square outside r known
+directions, and so much less of a step counts: that step is one over the share of the last gradients that was new.
 """
 
 from __future__ import annotations
@@ -14,8 +21,12 @@ from foldline.oracles.protocols import Box
 
 SCALES = (1.0, 3.0, 0.5, 10.0, 1.0, 2.0, 30.0)      # standard deviations, in turn
 
-REACH = 0.3                                         # of a step from a living point: longer ones die more often
-REACHES = (1.0, 3.0, 10.0)                          # lengths of null moves, over the point's
+LIFT = 0.7                                          # step up the slope, over the point's length
+REACH = 1.0                                         # step into the null space, over the point's length
+TALLEST = 4                                         # points that others set out from, at least half as tall as one
+SMALLEST_SHARE = 0.01                               # no step is longer than REACH over this
+RECENT = 5                                          # gradients whose new share sets the step
+REACHES = (10.0, 3.0, 100.0, 1.0)                   # lengths of null moves, over the point's; each both ways
 
 
 def gaussian_points(n: int, d: int, *, rng: torch.Generator, box: Box | None = None, scale: float = 1.0) -> Tensor:
@@ -35,20 +46,33 @@ class PointStream:
         self.silent = 0                                         # zero gradients in a row
         self.live: list[Tensor] = []                            # points whose gradient was not zero
         self.dead: list[tuple[Tensor, float]] = []              # points whose gradient was, and what they answered
+        self.tall: list[tuple[float, Tensor, Tensor]] = []      # height, point, unit vector up the slope
+        self.shares: list[float] = []                           # of the gradients that were new: how much of each
         self.walking, self.stuck, self.reached = False, False, 0
+        self.saturates = False                                  # a bounded output is flat where it is high: no lift
+        self.mirrored: tuple[Tensor, Tensor] | None = None      # the last null move, not yet made the other way
+        self.plain = False                                      # steps change too little here: points from anywhere
+        self.settled = False                                    # the last gradient was not plainly new
         self.known = torch.zeros(0, d, dtype=torch.float64)     # orthonormal rows; the search keeps it up to date
-        self.reach = REACH                                      # how far from a live point others are
+        self.reach, self.lift = REACH, LIFT
 
     def next(self) -> Tensor:
         """(d,)"""
         self.turn += 1
-        if self.dead and self.live and self.turn % 8 and not self.stuck:
-            return self.near_live()                             # part of the space is dead: stay where there is life
+        partly_dead = bool(self.dead and self.live)
+        if self.data is not None and self.turn % 2 and not partly_dead:
+            return self.from_data()
+        # In a box a step soon meets a wall: there only where most points are dead. Elsewhere always, until the rank
+        # stands or a step changed nothing (then points come from anywhere), or steps die one after another.
+        looks_around = self.turn % 8 == 0 if self.box is not None else \
+            (self.settled or self.saturates or self.plain) and (not partly_dead or self.turn % 2 == 0)
+        if self.tall and (partly_dead or self.box is None) and not looks_around and (self.silent < 4 or self.turn % 4):
+            return self.step()
+        if self.silent == 1 and self.box is None and not self.live:
+            return -self.dead[-1][0]                            # units that are off here are on there
         between = self.between_dead() if self.silent >= 2 else None
         if between is not None:
             return between
-        if self.data is not None and self.turn % 2:
-            return self.from_data()
         if self.box is not None:
             return self.in_box()
         scale: float = SCALES[self.turn % len(SCALES)] * self.factor
@@ -61,34 +85,54 @@ class PointStream:
             return scale * x
         return scale * torch.randn(self.d, generator=self.rng, dtype=torch.float64)
 
-    def heard(self, x: Tensor, *, zero: bool, repeat: bool, answer: float = 0.0) -> None:
-        self.stuck = self.walking and repeat and not zero       # a step changed nothing: a point from elsewhere next
+    def heard(self, x: Tensor, *, zero: bool, repeat: bool, answer: float = 0.0, row: Tensor | None = None,
+              share: float = 0.0) -> None:
+        """row (d,): a gradient at x; share: how much of it, as a unit vector, lay outside what was known."""
+        self.stuck = self.walking and repeat and not zero       # a step changed nothing: not into the null space next
         if self.walking:
-            # Death shortens the step. So little was left to move that nothing changed: that lengthens it.
-            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 2.0, 4.0) if repeat else \
+            # Death shortens the step. A lift that decides every unit leaves nothing to change: that lengthens it.
+            self.reach = max(self.reach * 0.5, 1e-9) if zero else min(self.reach * 2.0, 16.0) if repeat else \
                 max(self.reach, min(self.reach * 1.5, REACH))
-            self.walking = False
+            self.lift = max(self.lift * 0.5, 1e-9) if zero else self.lift * 0.25 if repeat else self.lift
+            self.plain = self.plain or repeat
+        stepped, self.walking = self.walking, False
         if zero:
             self.silent += 1
             self.dead.append((x, answer))
             return
         self.silent = 0 if not repeat else self.silent
         self.live.append(x)
-        if repeat:
-            self.factor = min(self.factor * 2.0, 1e3)
+        if repeat and not stepped:
+            self.factor = min(self.factor * 2.0, 1e3)           # one piece everywhere: look further out
+        if share > 0:
+            self.shares.append(max(share, SMALLEST_SHARE))
+        if row is not None and float(x.norm()) > 0:
+            rise, length = float(row @ x), float(row.norm())
+            self.tall.append((abs(rise) / (length * float(x.norm())), x, row / (length if rise >= 0 else -length)))
+            tallest = max(height for height, _, _ in self.tall)
+            self.tall = sorted((t for t in self.tall if 2 * t[0] >= tallest), key=lambda t: -t[0])[:TALLEST]
 
-    def near_live(self) -> Tensor:
-        """A step from a point that spoke, into the null space of what is known: as far as such steps find life.
+    def step(self) -> Tensor:
+        """From a tall point up its slope, then aside: anywhere, and longer into the null space of what is known.
 
-        Only directions that are still missing can change anything there, so the step spends nothing on known ones.
+        Height is the cosine between point and gradient: how much of the answer a scaled-down point would lose. After a
+        gradient that was not plainly new, or a step that changed nothing, there is no second part.
         """
-        base = self.live[int(torch.randint(len(self.live), (1,), generator=self.rng))]
+        _, x, up = self.tall[int(torch.randint(len(self.tall), (1,), generator=self.rng))]
+        size = float(x.norm())
         u = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
+        u = self.reach * u / u.norm()
         v = u - self.known.T @ (self.known @ u)
         v = v - self.known.T @ (self.known @ v)
-        u = v if float(v.norm()) > 1e-6 * float(u.norm()) else u
+        if not self.settled and not self.stuck and float(v.norm()) > 1e-6 * float(u.norm()):
+            recent = sorted(self.shares[-RECENT:])
+            share = recent[len(recent) // 2] if recent else 1.0
+            u = u + v / share
         self.walking = True
-        return self.clip(base + self.reach * max(float(base.norm()), 1e-3) * u / u.norm())
+        y = x + size * (u if self.saturates else self.lift * up + u)
+        # Far points forget their biases and near ones repeat: scales are mixed, unless part of the space is dead.
+        wanted = size if self.dead else SCALES[self.turn % len(SCALES)] * self.factor * self.d ** 0.5
+        return self.clip(y * (wanted / float(y.norm()))) if self.box is None else self.clip(y)
 
     def between_dead(self) -> Tensor | None:
         """Saturated points with different answers have a live one between them: bisect from the latest pair."""
@@ -131,9 +175,14 @@ class PointStream:
         """A point that spoke, moved far within the null space of what is known, and that point.
 
         If the span is complete the answer cannot change; if a direction is missing, the move has a component on it.
+        Every move is made both ways: a unit that is off on one side is on on the other, if the move is long.
         """
         if not self.live:
             return None
+        if self.mirrored is not None:
+            base, moved = self.mirrored
+            self.mirrored = None
+            return base, 2 * base - moved
         base = self.live[int(torch.randint(len(self.live), (1,), generator=self.rng))]
         u = torch.randn(self.d, generator=self.rng, dtype=torch.float64)
         if self.box is not None:
@@ -145,8 +194,10 @@ class PointStream:
         if size < 1e-8 * length:
             return None                                         # full rank: there is no null space
         if self.box is None:
-            self.reached = (self.reached + 1) % len(REACHES)
-            return base, base + u * (REACHES[self.reached] * max(float(base.norm()), 1e-3) / size)
+            reach = REACHES[self.reached % len(REACHES)]
+            self.reached += 1
+            self.mirrored = base, base + u * (reach * max(float(base.norm()), 1e-3) / size)
+            return self.mirrored
         room = torch.where(u > 0, self.box[1] - base, self.box[0] - base) / torch.where(u == 0, torch.ones_like(u), u)
         fits = float(room[u != 0].min())
         return (base, self.clip(base + min(fits, 1.0) * u)) if fits > 0.2 else None

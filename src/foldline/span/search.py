@@ -15,6 +15,7 @@ from foldline.span.differences import Differences, last_digit
 from foldline.span.points import PointStream
 from foldline.span.rank import CLIFF, MIN_GAP, ROUGH_GAP, TAIL, RankDecision
 from foldline.span.seen import Seen
+from foldline.span.weak import WeakDirections
 
 NULL_MOVES = 16         # for values, where a move costs two rows
 SILENCE = 64            # zero gradients in a row before the search for a live point ends
@@ -44,6 +45,7 @@ class Search:
         self.stream = PointStream(self.d, rng=streams("stream"), box=oracle.box,
                                   data=None if data is None else data.double())
         self.differences = None if isinstance(oracle, GradientOracle) else Differences(oracle, rng=streams("steps"))
+        self.weak = None if self.differences is None else WeakDirections(self.differences)
         self.one_row = isinstance(oracle, GradientOracle) or oracle.outputs == 1
         self.asked = 0
         self.signature = 0.0                # what the last point answered, to tell saturated points apart
@@ -93,10 +95,20 @@ class Search:
                 # From gradients only where the arithmetic is sharp: a repeated gradient adds nothing to a noisy tail.
                 self.move_away()
             else:
-                self.stream.known = self.seen.Q
+                self.stream.known, self.stream.settled = self.seen.Q, D is not None
                 self.take(self.stream.next())
 
     def finished(self) -> bool:
+        """Enough was seen, and what is weak was asked about; a verdict that changes the rank reopens the search."""
+        if not self.enough():
+            return False
+        if self.weak is None or self.stopped or not self.weak.review(self.seen):
+            return True
+        self.look()
+        self.stable = 0
+        return False
+
+    def enough(self) -> bool:
         if self.asked >= self.max_points:
             self.stopped = "points"
             return True
@@ -146,6 +158,8 @@ class Search:
         else:
             assert self.differences is not None
             J = self.differences.at(x)
+            assert self.weak is not None
+            self.weak.steps[self.seen.group + 1] = J.step, J.outputs
             self.signature = J.signature
             self.unchecked += not J.checked
             rows = [(J.rows[i], float(J.values[i]), int(J.outputs[i]), float(J.noise[i]))
@@ -167,11 +181,13 @@ class Search:
     def take(self, x: Tensor, *, fresh: bool = True) -> bool:
         """Ask x, keep its rows, and say whether the span grew."""
         novelty, zero, repeat, first, known = 0.0, True, True, len(self.seen.rows), len(self.seen.Q)
-        for row, value, output, noise in self.ask(x):
-            n, z, r = self.seen.add(x, row, value, output, noise)
+        for grad, value, output, noise in self.ask(x):
+            n, z, r = self.seen.add(x, grad, value, output, noise)
             novelty, zero, repeat = max(novelty, n), zero and z, repeat and (r or z)
         if fresh:
-            self.stream.heard(x, zero=zero, repeat=repeat and not zero, answer=self.signature)
+            row: Tensor | None = next((r for r in self.seen.rows[first:] if float(r.norm()) > 0), None)
+            self.stream.saturates = self.bounded()
+            self.stream.heard(x, zero=zero, repeat=repeat and not zero, answer=self.signature, row=row, share=novelty)
         before = self.decision
         if novelty > max(PLAIN, 4 * self.seen.floor):
             self.decision, grown = None, True                   # plainly new: no need to look at the spectrum
@@ -188,6 +204,15 @@ class Search:
                    surprised=before is not None and before.gap_found)
         return grown
 
+    def bounded(self) -> bool:
+        """The output looks like a probability: behind a link, or always in [0, 1] and not simply linear from 0 on."""
+        if self.differences is not None:
+            return self.differences.link not in (None, "identity")
+        if not all(0 <= v <= 1 for v in self.seen.values):
+            return False
+        return not any(v > 0 and abs(v - float(g @ x)) <= 1e-6 * v for v, g, x in
+                       zip(self.seen.values, self.seen.rows, self.seen.points, strict=True))
+
     def mark_ranks(self, first: int) -> None:
         for i in range(first, len(self.seen.ranks)):
             self.seen.ranks[i] = self.decision.rank if self.decision is not None else len(self.seen.Q)
@@ -197,7 +222,7 @@ class Search:
             # Only misses after a gap was already in sight count; before it, small steps are the rule.
             self.missed += self.stable if surprised else 0
             self.stable = self.repeats = self.null_moves = 0
-            self.null_change = 0.0
+            self.null_change, self.stream.mirrored = 0.0, None
         elif zero:
             pass                                                # silence says nothing about the span
         elif repeat:

@@ -25,8 +25,12 @@ class Seen:
         self.U = torch.zeros(0, d, dtype=torch.float64)         # the useful rows, unit length
         self.noises: list[float] = []                           # relative error of each useful row
         self.group = -1
+        self.grouped: Tensor | None = None                      # the point that the last group belongs to
         self.groups: list[int] = []                             # which point each useful row belongs to
         self.outliers = 0                                       # rows left out as errors at the last decision
+        self.left_out: set[int] = set()                         # the points they belong to
+        self.trusted: set[int] = set()                          # points that were asked again, and stood
+        self.errors: set[int] = set()                           # points that were asked again, and did not
         self.measured = 0.0                                     # from repeats or rounded answers
 
     def add(self, x: Tensor, row: Tensor, value: float, output: int, noise: float) -> tuple[float, bool, bool]:
@@ -44,8 +48,8 @@ class Seen:
         if len(self.U) and float((self.U - u).norm(dim=1).min()) <= 4 * noise:
             return 0.0, False, True
         self.useful.append(len(self.rows) - 1)
-        if len(self.points) < 2 or x is not self.points[-2] or not self.groups:
-            self.group += 1
+        if x is not self.grouped:
+            self.grouped, self.group = x, self.group + 1
         self.groups.append(self.group)
         self.U = torch.cat([self.U, u[None]])
         self.noises.append(noise)
@@ -72,18 +76,21 @@ class Seen:
         between the points of a difference): such a row is left out.
         """
         weights = torch.tensor([min(1.0, self.typical / n) for n in self.noises], dtype=torch.float64)
-        self.outliers = 0
+        group = torch.tensor(self.groups, dtype=torch.int64)
+        for point in self.errors:
+            weights[group == point] = 0.0
+        self.outliers, self.left_out = int((weights == 0).sum()), set()
         while True:
             L, s, V = singular(self.U * weights[:, None])
             D = decide_rank(s, floor=self.floor, min_tail=min_tail, min_gap=self.min_gap)
             if D.rank == 0 or D.tail < TAIL or D.gap >= CLIFF or self.outliers >= len(weights) // 10:
                 return D, s, V
-            group = torch.tensor(self.groups)
-            point = self.culprit(L[:, :D.rank - 1], L[:, D.rank - 1], group)
-            if point is None:
+            culprit = self.culprit(L[:, :D.rank - 1], L[:, D.rank - 1], group)
+            if culprit is None or culprit in self.trusted:
                 return D, s, V
-            weights[group == point] = 0.0
-            self.outliers += int((group == point).sum())
+            weights[group == culprit] = 0.0
+            self.left_out.add(culprit)
+            self.outliers += int((group == culprit).sum())
 
     @staticmethod
     def culprit(L: Tensor, u: Tensor, group: Tensor) -> int | None:
