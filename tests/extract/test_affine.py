@@ -135,3 +135,25 @@ def test_bad_calls() -> None:
         fl.recover_affine(fl.value_oracle(linear(3, 1, scale=5.0)), rng=fl.generator(0), link="sigmoid")
     alone = fl.recover_affine(fl.gradient_oracle(linear(3, 1)), rng=fl.generator(0), n_check=0)
     assert alone.queries == 1 and alone.status.code == "unverified"
+
+
+@pytest.mark.parametrize("link", ["softmax", "sigmoid", "identity"])
+def test_one_gradient_of_each_output_is_enough(link: str) -> None:
+    rng = torch.Generator().manual_seed(3)
+    P, q = torch.randn(4, 9, generator=rng, dtype=torch.float64), torch.randn(4, generator=rng, dtype=torch.float64)
+    none = torch.zeros(0, 9, dtype=torch.float64)
+    net = fl.Network(none, none[:, 0], torch.zeros(4, 0, dtype=torch.float64), P, q, link)
+    oracles = [fl.gradient_oracle(net, output=o) for o in range(4)]
+    found = fl.recover_affine(oracles, rng=fl.generator(0), n_check=0)
+    assert found.queries == 4 and found.status.code == "unverified"
+    found = fl.recover_affine(oracles, rng=fl.generator(0))
+    x = torch.randn(50, 9, generator=rng, dtype=torch.float64)
+    assert found.status.ok and found.link == link and torch.allclose(found.network(x), net(x), atol=1e-10)
+
+
+def test_hidden_units_behind_a_softmax_are_not_affine() -> None:
+    rng = torch.Generator().manual_seed(4)
+    W, b, A, q = (torch.randn(*s, generator=rng, dtype=torch.float64) for s in ((6, 9), (6,), (3, 6), (3,)))
+    net = fl.Network(W, b, A, torch.zeros(3, 9, dtype=torch.float64), q, "softmax")
+    found = fl.recover_affine([fl.gradient_oracle(net, output=o) for o in range(3)], rng=fl.generator(0))
+    assert found.status.code == "not-affine"

@@ -39,3 +39,25 @@ def test_a_small_budget_leaves_with_code_3(model: Path) -> None:
 def test_a_typo_is_a_sentence(model: Path) -> None:
     done = CliRunner().invoke(app, ["extract", f"weights:{model}", "--from", "gradient"])
     assert isinstance(done.exception, BadInput) and "values, gradients" in str(done.exception)
+
+
+def test_plain_lines_in_a_pipe_say_what_was_found_and_asked(model: Path) -> None:
+    done = CliRunner().invoke(app, ["extract", f"weights:{model}", "--budget", "500"])
+    assert done.exit_code == 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    assert any("breakpoints found 4" in line and "of 500" in line for line in lines)
+    assert "units confirmed 4" in lines[-1] and "residual" in lines[-1]
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_live_table_holds_the_four_numbers(model: Path) -> None:
+    from rich.console import Console
+
+    from foldline.cli.extract_display import Display
+    f = fl.value_oracle(f"weights:{model}", 100)
+    d = Display(f)
+    d.progress("check", {"folds": 4, "units": 4, "residual": 1e-9})
+    console = Console(width=80, record=True, file=None, quiet=False)
+    with console.capture() as text:
+        console.print(d.table())
+    assert all(word in text.get() for word in ("breakpoints found", "units confirmed", "residual", "0 of 100"))

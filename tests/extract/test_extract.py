@@ -139,7 +139,9 @@ def test_links_are_inverted() -> None:
     r = fl.extract_from_values(fl.value_oracle(multinomial), rng=fl.generator(0))
     assert r.status.ok and r.network.link == "softmax" and error(multinomial, r.network, 6) < 1e-9
     r = fl.extract_from_gradients(fl.gradient_oracle(logistic), rng=fl.generator(0))
-    assert r.status.ok and error(logistic, r.network, 6) < 1e-9
+    assert r.status.ok and error(logistic, r.network, 6) < 1e-9 and "after one row" in str(r.status)
+    r = fl.extract_from_gradients(fl.gradient_oracle(multinomial), rng=fl.generator(0))
+    assert r.status.code == "not_piecewise_linear" and "one gradient of each output" in str(r.status)
     hidden = network(8, 5, seed=4)
     net = fl.Network(hidden.W, hidden.b, 0.4 * hidden.A, hidden.P, hidden.q * 0, "sigmoid")
     for r in both(net, 8):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from foldline.cli.common import Budget, Dim, JsonOut, RunFolder, Seed, Target, emit, finish, progress, say
+from foldline.cli.common import Budget, Dim, JsonOut, RunFolder, Seed, Target, emit, finish, say
 
 if TYPE_CHECKING:
     from foldline.extract.result import Extraction
@@ -77,18 +77,20 @@ command.__doc__ = HELP
 def extract(target: str, source: str, method: str, hidden: int | None, link: str, output: int, probes: int | None,
             dim: int | None, seed: int, budget: int | None, run: Path | None) -> Extraction:
     import foldline as fl
+    from foldline.cli.extract_display import Display
     from foldline.extract.gradients import extract_from_gradients
     from foldline.extract.values import extract_from_values
     rng = fl.generator(seed)
     chosen = cast(Any, method)                                       # checked by the caller
-    with progress("extract") as bar:
-        if source == "gradients":
-            g = fl.gradient_oracle(target, output, budget, dim=dim, run=run)
+    if source == "gradients":
+        g = fl.gradient_oracle(target, output, budget, dim=dim, run=run)
+        with Display(g) as live:
             return extract_from_gradients(g, rng=rng, method=chosen, hidden=hidden, link=cast(Any, link),
-                                          probes=probes or 3, progress=bar)
-        f = fl.value_oracle(target, budget, dim=dim, run=run)
+                                          probes=probes or 3, progress=live.progress)
+    f = fl.value_oracle(target, budget, dim=dim, run=run)
+    with Display(f) as live:
         return extract_from_values(f, rng=rng, method=chosen, hidden=hidden, link=cast(Any, link),
-                                   probes=probes or 8, progress=bar)
+                                   probes=probes or 8, progress=live.progress)
 
 
 def show(found: Extraction, json_out: str | None) -> None:

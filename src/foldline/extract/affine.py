@@ -1,6 +1,8 @@
 """Linear, logistic and multinomial models, whole, from the fewest queries there can be.
 
 From gradients: one query. f = w x + c has w = grad f; behind a sigmoid p = s(w x + c) it is w = grad p / (p (1 - p)).
+Of a softmax, one query of each output at one point: grad log p_o = w_o - sum_j p_j w_j, so differences between the
+outputs are differences of rows (one output alone does not separate them).
 From values: d + 1 queries, x0 and one step along each axis; behind a link the differences are taken of logits, for
 several classes of log-ratios (the mean over classes is free, and taken out). The steps are as long as the box allows:
 an affine function has no folds to cross, and the error is the answers' error over the step.
@@ -53,16 +55,53 @@ class Candidate:
         return 6.0 * (steepest * z + answer)
 
 
-def recover_affine(oracle: GradientOracle | ValueOracle, *, rng: torch.Generator, link: Link | None = None,
-                   n_check: int = 60, step: float = 1.0, tolerance: float | None = None,
+class Together:
+    """Gradient oracles of all outputs of one target as one: each row is asked of every one of them."""
+
+    def __init__(self, oracles: Sequence[GradientOracle]) -> None:
+        if not oracles or any((g.dim, g.box, g.dtype) != (oracles[0].dim, oracles[0].box, oracles[0].dtype)
+                              for g in oracles):
+            raise ValueError("The gradient oracles must be those of the outputs of one target.")
+        self.oracles, first = oracles, oracles[0]
+        self.dim, self.box, self.dtype, self.snap = first.dim, first.box, first.dtype, first.snap
+
+    @property
+    def used(self) -> int:
+        return sum({id(g.ledger): g.used for g in self.oracles}.values())
+
+    def gradients(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x (n, d) -> y (n, k), gradients (n, k, d)"""
+        answers = [g(x) for g in self.oracles]
+        return torch.stack([y for y, _ in answers], 1).double(), torch.stack([g for _, g in answers], 1).double()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.gradients(x)[0]
+
+
+Affine = GradientOracle | ValueOracle | Together
+
+
+def recover_affine(oracle: GradientOracle | ValueOracle | Sequence[GradientOracle], *, rng: torch.Generator,
+                   link: Link | None = None, n_check: int = 60, step: float = 1.0, tolerance: float | None = None,
                    progress: Progress = silent) -> AffineRecovery:
-    """The affine model behind `oracle`, or a status that says it is none. `link`: given, or told from the answers."""
+    """The affine model behind `oracle`, or a status that says it is none. `link`: given, or told from the answers.
+
+    A sequence of gradient oracles, one for each output of one target, is asked one row each: what a softmax needs.
+    """
+    asked: Affine = Together(oracle) if isinstance(oracle, Sequence) else oracle
+    return recover_from(asked, rng=rng, link=link, n_check=n_check, step=step, tolerance=tolerance, progress=progress)
+
+
+def recover_from(oracle: Affine, *, rng: torch.Generator, link: Link | None, n_check: int, step: float,
+                 tolerance: float | None, progress: Progress) -> AffineRecovery:
     streams, start = Streams(rng), oracle.used
     if n_check < 0 or not step > 0:
         raise ValueError(f"n_check must be 0 or more and step positive, not {n_check} and {step}.")
     notes: tuple[str, ...] = ()
     certificate: FunctionCertificate | None = None
-    if isinstance(oracle, GradientOracle):
+    if isinstance(oracle, Together):
+        candidates, complete = from_gradients_of_all(oracle, link)
+    elif isinstance(oracle, GradientOracle):
         candidates, complete = from_gradient(oracle, link)
     elif isinstance(oracle, ValueOracle):
         candidates, complete = from_values(oracle, link, step, progress)
@@ -123,6 +162,27 @@ def from_gradient(g: GradientOracle, link: Link | None) -> tuple[list[Candidate]
             dp = y * (1 - y)                                            # (1,)
             found.append(affine_candidate(slope / dp, torch.logit(y), x0[0], "sigmoid", y_error / dp,
                                           (slope_error + slope.abs() * y_error / dp) / dp))
+    return found, True
+
+
+def from_gradients_of_all(g: Together, link: Link | None) -> tuple[list[Candidate], bool]:
+    x0 = g.snap(torch.full((1, g.dim), 0.0 if g.box is None else sum(g.box) / 2, dtype=torch.float64))
+    try:
+        y, slope = g.gradients(x0)                                      # (1, k), (1, k, d)
+    except BudgetExhausted:
+        nothing = Network(*units_of(x0.new_zeros(len(g.oracles), g.dim), x0.new_zeros(len(g.oracles))))
+        return [Candidate(nothing, x0[0], nothing.q, nothing.P)], False
+    slope = slope[0]                                                    # (k, d)
+    y_error, slope_error = last_digit(y, g.dtype), last_digit(slope, g.dtype)
+    found = []
+    for kind in links_for(y, link, softmax=True):
+        steep = torch.ones_like(y) if kind == "identity" else 1 / (y * (1 - y)) if kind == "sigmoid" else 1 / y
+        rows = slope * steep.T                                          # of the logits, or of log p
+        error = (slope_error + slope.abs() * y_error * steep.T) * steep.T
+        if kind == "softmax":
+            rows, error = rows - rows.mean(0), error + error.mean(0)
+        found.append(affine_candidate(rows, logits_of(y, kind)[0], x0[0], kind, (y_error * steepness(y, kind))[0],
+                                      error))
     return found, True
 
 
@@ -226,7 +286,7 @@ def units_of(P: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
     return P.new_zeros(0, P.shape[1]), P.new_zeros(0), P.new_zeros(len(q), 0), P, q
 
 
-def chosen(oracle: GradientOracle | ValueOracle, candidates: Sequence[Candidate], rng: torch.Generator, n_check: int,
+def chosen(oracle: Affine, candidates: Sequence[Candidate], rng: torch.Generator, n_check: int,
            tolerance: float | None, progress: Progress) -> tuple[Candidate, FunctionCertificate]:
     """The candidate that fits fresh probes best, with its certificate."""
     x, distribution = probes(oracle, n_check, rng)
@@ -245,7 +305,7 @@ def chosen(oracle: GradientOracle | ValueOracle, candidates: Sequence[Candidate]
     return best, FunctionCertificate.of(residual, tolerance=allowed, distribution=distribution)
 
 
-def probes(oracle: GradientOracle | ValueOracle, n: int, rng: torch.Generator) -> tuple[Tensor, str]:
+def probes(oracle: Affine, n: int, rng: torch.Generator) -> tuple[Tensor, str]:
     if oracle.box is None:
         x = torch.randn(n, oracle.dim, generator=rng, dtype=torch.float64)
         return oracle.snap(x), "standard normal"

@@ -68,8 +68,14 @@ def extract_from_gradients(g: GradientOracle, *, rng: torch.Generator,
     assert isinstance(logits, GradientOracle)
     inverted = Run(logits, streams, probes, max_queries or 20_000, progress, start, far=NEAR, loose=LOOSE).result()
     if found is not None and not inverted.status.ok:
-        return replace(found, queries=inverted.queries)
+        advice = ("Behind a softmax the gradient of one output does not separate the classes: take values "
+                  "(extract_from_values), or, without hidden units, one gradient of each output (recover_affine).")
+        return replace(found, queries=inverted.queries, status=Status(found.status.code, found.status.message,
+                                                                      (*found.status.notes, advice)))
     note = "The answers look like a sigmoid: it was inverted first, and the certificate is on the logits."
+    if inverted.status.ok and inverted.units == 0:
+        note += (f" A logistic regression is known after one row; the other {inverted.queries - 1} chose the link and "
+                 "made the certificate.")
     status = Status(inverted.status.code, inverted.status.message, (*inverted.status.notes, note))
     return replace(inverted, status=status, network=linked(inverted.network, "sigmoid"))
 
@@ -220,6 +226,7 @@ class Run(Walk):
         tol = float(max(16 * self.blur(float(n)) for n in x.norm(dim=1))) * max(1.0, len(self.units)**0.5) \
             + 4 * self.tolerance * max(1.0, len(self.units)**0.5 / 4) * float(x.norm(dim=1).max())
         self.certificate = FunctionCertificate.of(r, tolerance=tol, distribution=self.region.name)
+        self.progress("check", {"units": len(self.units), "residual": self.certificate.worst})
         notes: tuple[str, ...] = ()
         if len(self.pinch_tests):
             px = self.pinch_tests
