@@ -133,21 +133,22 @@ def test_defences_change_what_is_found(tmp_path: Path) -> None:
 
 
 def test_a_finished_student_is_not_taught_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = spec(methods=["imitate"], students=[3, 5])
+    wanted = spec(methods=["imitate"], students=[3])
     calm = fl.audit(wanted, tmp_path / "calm")
-    taught, imitate = [], fl.imitate
+    taught: list[Any] = []
+    imitate = fl.imitate
 
-    def killed_at_the_third(*arguments: Any, **options: Any) -> Any:
-        taught.append(len(arguments[2]))
-        if len(taught) == 3:
+    def killed_at_the_second(*arguments: Any, **options: Any) -> Any:
+        taught.append(arguments[3])
+        if len(taught) == 2:
             raise KeyboardInterrupt
         return imitate(*arguments, **options)
 
-    monkeypatch.setattr(fl, "imitate", killed_at_the_third)
+    monkeypatch.setattr(fl, "imitate", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         fl.audit(wanted, tmp_path / "killed")
     again = fl.audit(wanted, tmp_path / "killed")
-    assert taught == [3, 3, 5, 5, 5]                            # with and without explanations; only the third again
+    assert taught == ["gradient", None, None]                   # only the second is taught again
     assert again.document.comparable() == calm.document.comparable()
     assert again.document.run.rows_sent == calm.document.run.rows_sent
 
@@ -191,6 +192,37 @@ def test_a_target_that_cannot_be_opened_leaves_the_folder_free(tmp_path: Path) -
     fl.audit(spec(methods=["span"]), tmp_path / "out")
     with pytest.raises(BadInput, match=r"seed was 0 and is now 3.*give a new folder"):
         fl.audit(spec(methods=["span"], seed=3), tmp_path / "out")
+
+
+def test_faults_change_the_wire_and_not_the_report(tmp_path: Path) -> None:
+    """The budget is the larger for what the network loses, and the report says how much that was."""
+    from foldline.serving.app import make_app
+    from foldline.serving.faults import Faulty
+    from foldline.serving.run import serving
+    found, port = [], 0
+    for faulty in (False, True):
+        app: Any = make_app(network(), max_rows=8)
+        app = Faulty(app, rate=0.3, seed=1, kinds=["429", "500", "drop", "truncate", "rows", "nan"]) if faulty else app
+        with serving(app, port=port) as url:
+            port = int(url.rsplit(":", 1)[1])                   # the report names the address: the same for both
+            found.append(fl.audit(spec(target=url, authorised="my own server", budget={"queries": 2000}),
+                                  tmp_path / str(faulty)).document)
+    calm, rough = found
+    assert rough.comparable() == calm.comparable()
+    assert calm.run.retries == calm.run.rows_lost == 0 and calm.run.rows_sent == calm.ledger.total
+    assert rough.run.retries > 3 and rough.run.rows_lost > 0 and rough.run.requests > calm.run.requests
+    assert rough.run.rows_sent == rough.ledger.total + rough.run.rows_lost
+
+
+def test_lost_rows_are_paid_for_also_in_the_next_life(tmp_path: Path) -> None:
+    from foldline.auditing.run import make_session
+    from foldline.auditing.subjects import subject_of
+    from foldline.oracles.transcript import open_run
+    audit, _ = resolved(spec(budget={"queries": 100}))
+    with open_run(tmp_path / "run") as run:
+        run.about_to_send(30)                                   # and killed before the reply
+        session = make_session(audit, {"main": subject_of(audit)}, run, fl.results.silent)
+        assert session.ledger.remaining == 70 and session.left == 100
 
 
 def test_the_command_plans_audits_reports_and_fails_on(tmp_path: Path, foldline: Any) -> None:
