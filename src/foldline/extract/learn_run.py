@@ -116,13 +116,15 @@ class Run:
 
     def extraction_passes(self) -> bool:
         """Try exact extraction; its network must explain the points of the first look, then fresh probes."""
-        model = extracted(self.ask.oracle, rng=self.extraction_rng)
-        self.progress("extraction", {"rows": self.ask.rows, "units": model.h if model else 0})
-        if model is None:
+        found = extracted(self.ask.oracle, rng=self.extraction_rng)
+        self.progress("extraction", {"rows": self.ask.rows, "units": found[0].h if found else 0})
+        if found is None:
             return False
-        kept, self.model = self.model, model
+        kept, (self.model, x, y) = self.model, found
+        self.x, self.y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
         self.remember()
-        if self.good_enough and self.passes():
+        # Extraction saw neither the first look nor its own last probes when it fitted: both are fresh.
+        if self.good_enough and self.passes(unseen=len(self.x)):
             self.handed_over = True
             return True
         self.model = kept                                           # a wrong network is no start
@@ -205,17 +207,19 @@ class Run:
         self.progress("refit", {"rows": self.ask.rows, "units": self.model.h, "error": self.relative_error()})
         return self.relative_error() < 0.7 * before
 
-    def passes(self) -> bool:
-        """Tidy the best model and put it before probes it has not seen."""
+    def passes(self, unseen: int = 0) -> bool:
+        """Tidy the best model and put it before probes it has not seen; the first `unseen` of the pool are such."""
         model = self.best.copy()
         dropped = fold_into_affine(model)
         model, merged = merge_within(model, 0.1 * self.target, self.rng["probes"])
         self.tests += 1
         confidence_left = self.delta / (self.tests * (self.tests + 1))      # the tests' failures add up to delta
-        first = min(self.fresh, 64)
-        fresh = self.gaussian(self.fresh, "probes")
-        residual = self.grow_pool(fresh[:first]) - model(fresh[:first])
-        if float(np.square(residual).sum(1).mean()) <= self.target ** 2 and self.fresh > first:
+        residual = self.y[:unseen] - model(self.x[:unseen])
+        wanted = max(self.fresh - unseen, 0)
+        first = min(wanted, 64)
+        fresh = self.gaussian(wanted, "probes")
+        residual = np.concatenate([residual, self.grow_pool(fresh[:first]) - model(fresh[:first])])
+        if float(np.square(residual).sum(1).mean()) <= self.target ** 2 and wanted > first:
             residual = np.concatenate([residual, self.grow_pool(fresh[first:]) - model(fresh[first:])])
         certificate = certify(residual, sd=self.sd, epsilon=self.epsilon, delta=confidence_left,
                               relative=self.relative, noise=self.ask.eta)
