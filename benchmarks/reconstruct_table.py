@@ -5,6 +5,7 @@ null, exact images claimed and how many of those are right, queries, seconds. Fa
 
     python benchmarks/reconstruct_table.py --case mnist-20-small --seeds 3
     python benchmarks/reconstruct_table.py --list
+    python benchmarks/reconstruct_table.py --table                  # Markdown of the last run of each row
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("FOLDLINE_DATA", str(Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -66,7 +68,8 @@ def row_of(name: str, access: str, seed: int) -> dict[str, Any]:
     v = victim(preset, data_set, n, seed=seed)
     known = {"image_shape": v.data.image_shape, "mean": v.mean}
     row: dict[str, Any] = {"case": name, "access": access, "seed": seed, "n": n, "asked": asked,
-                           "threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 1)}
+                           "threads": torch.get_num_threads(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                           "load": round(os.getloadavg()[0], 1)}
     start = time.perf_counter()
     try:
         found = attack(v.module, access, n, seed, **known)
@@ -84,6 +87,27 @@ def row_of(name: str, access: str, seed: int) -> dict[str, Any]:
             "ssim_median": float(score.ssim.nanmedian()), "ssim_unseen": float(score.unseen_ssim.nanmedian())}
 
 
+def table() -> str:
+    last = {(r["case"], r["access"], r["seed"]): r for r in map(json.loads, RESULTS.read_text().splitlines())}
+    heads = ("victim", "access", "recovered at 1 % false positives: median (by seed)", "NCC > 0.8 / 0.9 / 0.99",
+             "unseen > 0.8 / 0.9", "confirmed (wrong)", "queries", "s", "asked for")
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    for case in CASES:
+        for access in ACCESS:
+            rows = [last[k] for k in sorted(last) if k[:2] == (case, access) and "failed" not in last[k]]
+            if not rows:
+                continue
+            shares = [r["recovered"] for r in rows]
+            by_seed = ", ".join(f"{v:.3g}" for v in (100 * s for s in shares))
+            above = " / ".join(str(round(median(r["above"][t] for r in rows))) for t in ("0.8", "0.9", "0.99"))
+            unseen = " / ".join(str(round(median(r["unseen_above"][t] for r in rows))) for t in ("0.8", "0.9"))
+            lines.append(f"| {case} | {access} | {median(shares):.1%} ({by_seed}) | {above} of {rows[0]['n']} | "
+                         f"{unseen} | {round(median(r['exact'] for r in rows))} ({sum(r['exact_wrong'] for r in rows)}) | "
+                         f"{round(median(r['queries'] for r in rows)):,} | {median(r['seconds'] for r in rows):.3g} | "
+                         f"{rows[0]['asked'] if access == 'weights' else ''} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", help="one of the cases; default all")
@@ -91,9 +115,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
-    if arguments.list:
-        print("\n".join(CASES))
+    if arguments.list or arguments.table:
+        print(table() if arguments.table else "\n".join(CASES))
         return
     RESULTS.parent.mkdir(exist_ok=True)
     print(f"{'case':18} {'access':10} seed  recovered [interval]     >.8 >.9 >.99 of n  exact(wrong)  queries  seconds")
