@@ -89,6 +89,18 @@ def test_nearly_parallel_pairs(angle: float, weight: float) -> None:
     assert v.status.ok and error(net, v.network, 12) < 1e-8
 
 
+@pytest.mark.parametrize("side", [1.0, -1.0])
+@pytest.mark.parametrize("weight", [0.7, -0.7, -1.0])
+def test_pairs_at_1e_8_are_right_or_the_status_says_so(weight: float, side: float) -> None:
+    base = network(12, 6, seed=5)
+    turn = torch.randn(1, 12, generator=torch.Generator().manual_seed(2), dtype=D)
+    net = fl.Network(torch.cat([base.W, side * (base.W[:1] + 1e-8 * turn)]), torch.cat([base.b, side * base.b[:1]]),
+                     torch.cat([base.A, weight * base.A[:, :1]], 1), base.P, base.q)
+    for r in both(net, 12):
+        off = error(net, r.network, 12)
+        assert off < 1e-9 or (off < 1e-6 and ("nearly cancel" in str(r.status) or not r.status.ok))
+
+
 def test_constant_and_linear_functions() -> None:
     zero = torch.zeros(0, 5, dtype=D)
     for P in (torch.zeros(1, 5), torch.ones(1, 5)):

@@ -101,6 +101,7 @@ class Run:
         self.rounding = 0.0
         self.coarse = False
         self.unresolved = 0
+        self.unexplained, self.merged = 0.0, 0
         self.noisy: ThroughNoise | None = None
 
     @property
@@ -247,6 +248,8 @@ class Run:
         weight = line.jump.abs().amax(1) * found.error if len(found.error) else line.t.new_zeros(1)
         self.row_error += (float(weight.norm()) + found.affine_error) / nu
         self.units = merged(base.plus(found.units), tolerance=min(1e-4, max(1e-7, 100 * self.relative_error)))
+        if len(base) == 0:
+            self.merged = len(line.t) - len(self.units)
         self.progress("units", {"units": len(self.units), "queries": self.used})
         return len(line.t)
 
@@ -279,7 +282,15 @@ class Run:
                               f"(off by up to {float(self.noise(x).max()):.2g}) the function is known only to "
                               f"{self.certificate.tolerance:.2g}; probes agree within {self.certificate.worst:.2g}.")
             if not bool(off.any()):
-                notes = (f"{self.unresolved} stretches of the lines could not be resolved.",) if self.unresolved else ()
+                notes: tuple[str, ...] = ()
+                if self.unresolved:
+                    notes = (f"{self.unresolved} stretches of the lines could not be resolved.",)
+                if self.merged:
+                    notes += (f"{self.merged} folds of the first line merged with others or nearly cancel: closer "
+                              f"together than these answers can tell apart (rows are known to {self.row_error:.1g}).",)
+                if self.unexplained:
+                    notes += (f"Probes were off by up to {self.unexplained:.2g} with no fold to explain it: units that "
+                              "nearly cancel, closer together than values can tell apart, or their precision.",)
                 return Status("ok", f"{len(self.units)} units; {self.probes} fresh probes agree.", notes)
             if attempt == ROUNDS - 1:
                 break
@@ -310,6 +321,7 @@ class Run:
             if found == 0 and self.certificate.worst <= 1e-5 * size:
                 # No fold is left on a line through the disagreement: it is the precision of what was measured.
                 self.row_error = max(2 * self.row_error, float((r.abs().amax(1) / x.norm(dim=1)).max()))
+                self.unexplained = self.certificate.worst
         return Status("not_one_hidden_layer", f"{len(self.units)} units were found on {len(self.lines)} lines, but "
                       f"{self.certificate.off} of {self.certificate.probes} probes still disagree by up to "
                       f"{self.certificate.worst:.3g}: the folds do not continue as hyperplanes (a deeper network?), or "
