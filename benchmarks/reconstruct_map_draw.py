@@ -69,7 +69,7 @@ def draw(rows: list[Row], path: Path) -> None:
           "standard deviation of the first layer's start", log=True)
     curve(axes[1, 0], {f"{d} pixels": [r for r in [*of("n / d"), *of("n")] if r["d"] == d] for d in (784, 196, 49)},
           lambda r: r["n"] / r["live"], "n / live pixels")
-    curve(axes[1, 1], {"n = 50": [*of("n / width"), *base]}, lambda r: r["n"] / r["width"], "n / width", log=True)
+    curve(axes[1, 1], {"n = 50": [*of("n / width"), *base]}, lambda r: r["n"] / r["width"], "n / width")
     last = axes[1, 2]
     for part, marker in (("n", "o"), ("n, CIFAR-10", "P"), ("decay", "s"), ("start", "^"), ("n / d", "D"),
                          ("n / width", "v")):

@@ -102,7 +102,8 @@ def table() -> str:
             above = " / ".join(str(round(median(r["above"][t] for r in rows))) for t in ("0.8", "0.9", "0.99"))
             unseen = " / ".join(str(round(median(r["unseen_above"][t] for r in rows))) for t in ("0.8", "0.9"))
             lines.append(f"| {case} | {access} | {median(shares):.1%} ({by_seed}) | {above} of {rows[0]['n']} | "
-                         f"{unseen} | {round(median(r['exact'] for r in rows))} ({sum(r['exact_wrong'] for r in rows)}) | "
+                         f"{unseen} | {round(median(r['exact'] for r in rows))} "
+                         f"({sum(r['exact_wrong'] for r in rows)}) | "
                          f"{round(median(r['queries'] for r in rows)):,} | {median(r['seconds'] for r in rows):.3g} | "
                          f"{rows[0]['asked'] if access == 'weights' else ''} |")
     return "\n".join(lines)
