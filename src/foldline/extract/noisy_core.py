@@ -117,7 +117,7 @@ class Core:
         for share, out in ((0.3, 0.0), (0.2, 1 / 3), (0.2, 2 / 3), (0.3, 1.0)):
             self.ask(self.scatter(max(8, int(share * total)), rng, self.out**out))
             u, rms = self.fit(u)
-            while rms > BAD and len(self.lines) < LINES and m and out == 0 and self.affordable(u):
+            while rms > BAD and len(self.lines) < LINES and m and out == 0 and self.to_spend(u) > 11 * m:
                 u, rms = self.another_line(u, rms, rng)
         self.progress("core", {"units": len(u), "residual": rms})
         return u, rms
@@ -127,11 +127,11 @@ class Core:
         m, k = len(u), len(u.q)
         return (m * (self.d + 1) + k * (m + 1)) / k
 
-    def affordable(self, u: Units) -> bool:
-        """Whether another line leaves the rows within a tenth of the least and some for small dimensions."""
-        m, k = len(u), len(u.q)
-        ahead = 11 * m + (m + 2) / k * (self.d - self.size)
-        return sum(len(x) for x in self.X) + ahead <= (1.1 + min(31 / self.d, 2.85)) * self.limit(u)
+    def to_spend(self, u: Units) -> float:
+        """Rows left beside those that all other directions will take, within a tenth of the least number of rows (more
+        in small dimensions)."""
+        ahead = (len(u) + 2) / len(u.q) * (self.d - self.size) + 0.03 * self.limit(u) + 60
+        return (1.1 + min(31 / self.d, 2.85)) * self.limit(u) - sum(len(x) for x in self.X) - ahead
 
     def search(self, course: Course) -> NoisyLine:
         def error(t: float) -> float:
@@ -255,6 +255,10 @@ class Core:
         wanted = ~matched
         # Units that the new line does not show and that are small on it may well be right.
         kept |= kappa.norm(dim=1) < 0.02 * kappa.norm(dim=1).median()
+        # Steps beside a fold cost rows on both of its sides: as many folds as can be paid, the strongest first.
+        most = max(0, int(self.to_spend(u) / (2 * (n + PILOT))))
+        weak = torch.where(wanted, line.jump.norm(dim=1), 0.0).argsort(descending=True)[most:]
+        wanted[weak] = False
         if not bool(wanted.any()):
             return self.fit(u)
         R, _ = self.beside(course, line, wanted)

@@ -30,7 +30,8 @@ from foldline.results import Progress
 CLEAR = 5.0                 # steps keep this many typical slopes from a fold
 WIDE = 1e2                  # how far out roomy points may lie where noise does not grow with |x|
 NARROW = 2.0                # and where it does
-AGAIN = 3
+BLUR = 3e-4
+AGAIN = 3                   # times that a direction is asked, where a step crossed a fold
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +50,14 @@ def recover_through_noise(ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma:
     """ask: x (n, d) -> (the x really asked, y (n, k)). sigma: x -> (n,), the answers' standard deviations; grows:
     whether they grow with |x|. The first line is x0 + t u. spare(n): points (n, d) of the kind that matters."""
     space = Space.of(x0, u, streams("frame"))
-    core = Core(ask, sigma, space, streams, progress, out=1.0 if grows else WIDE / 10)
+    # The blurrier the core, the sooner its folds are not where they are thought to be.
+    wide = NARROW if grows else min(max(BLUR / float(sigma(x0[None])), NARROW), WIDE)
+    core = Core(ask, sigma, space, streams, progress, out=max(1.0, wide / 10))
     units, core_rms = core.recover()
     if core.size < core.d:
         # What is wrong in the core grows with the distance.
-        units = lift(core, units, NARROW if grows or core_rms > BAD else WIDE)
+        good = core_rms <= BAD
+        units = lift(core, units, wide if good else NARROW, AGAIN if good else 1)
     core.ask_outside(spare(16 + int(min(0.03, 0.005 + 1.6 / core.d) * core.limit(units))))
     progress("least squares", {"units": len(units), "rows": sum(len(x) for x in core.X)})
     c, y, s = core.answers()
@@ -61,8 +65,8 @@ def recover_through_noise(ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma:
     return ThroughNoise(space.outside(last.units), core.lines, core_rms, last.rms, torch.cat(core.X), y)
 
 
-def lift(core: Core, u: Units, radius: float) -> Units:
-    """From the core's coordinates to all d."""
+def lift(core: Core, u: Units, radius: float, rounds: int) -> Units:
+    """From the core's coordinates to all d. rounds: times that directions may be asked."""
     m, k, n, d = len(u), len(u.q), core.size, core.d
     rho = u.W[:, 1:].square().mean(1).sqrt()
     rho = rho.clamp_min(0.05 * float(rho.max()) if m else 0.0)       # (m,)
@@ -79,7 +83,7 @@ def lift(core: Core, u: Units, radius: float) -> Units:
     directions = torch.arange(rest)
     lifted = u
     R, P = torch.zeros(m, rest, dtype=torch.float64), torch.zeros(k, rest, dtype=torch.float64)
-    for _ in range(AGAIN):
+    for _ in range(rounds):
         p, j = (v.reshape(-1) for v in torch.meshgrid(torch.arange(len(c)), directions, indexing="ij"))
         full = torch.zeros(len(p), d, dtype=torch.float64)
         full[:, :n] = c[p]
