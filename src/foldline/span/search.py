@@ -47,6 +47,8 @@ class Search:
         self.differences = None if isinstance(oracle, GradientOracle) else Differences(oracle, rng=streams("steps"))
         self.weak = None if self.differences is None else WeakDirections(self.differences)
         self.one_row = isinstance(oracle, GradientOracle) or oracle.outputs == 1
+        # Several outputs share the rows of one point and are not dead together: points from anywhere differ more.
+        self.stream.plain = not self.one_row
         self.asked = 0
         self.signature = 0.0                # what the last point answered, to tell saturated points apart
         self.stable = 0                     # probes in a row that could have opened a direction and did not
