@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,51 +19,51 @@ class Headline:
 
 def headline(session: Session, findings: Sequence[Finding], figures: Sequence[Any],
              defences: Defences) -> Headline:
+    """The worst kind of leak that was shown, by the order of SENTENCES."""
     shown = {f.id: f for f in findings if f.state == "shown"}
     ids = {f.id for f in figures}
-    hero = next((id for id in ("reconstruct-pictures", "weights-pictures", "labels-pictures", "span-spectrum",
-                               "imitate-curve", "extract-folds", "learn-error", "obfuscate-pictures") if id in ids),
-                None)
+    hero = next((id for id in HEROES if id in ids), None)
     lead = further(session, shown, defences)
-    if "training-data" in shown:
-        f = shown["training-data"]
-        n, of = round(f.numbers.get("count") or 0), round(f.numbers.get("of") or 0)
-        span = shown.get("span")
-        rows = span.cost.rows if span is not None else f.cost.rows
-        what = "its explanations" if "gradients" in session.main.access else "its answers"
-        said = f"Anyone who may ask this model for {what} can get {n} of its {of} training images back, after " \
-               f"{rows:,} questions." if session.main.known.image_shape else \
-               f"Anyone who may ask this model for {what} can get {n} of its {of} training samples back, after " \
-               f"{rows:,} questions."
-        return Headline(said, lead, hero)
-    if "training-data-weights" in shown:
-        f = shown["training-data-weights"]
-        return Headline(f"Whoever holds this model's weights can get {round(f.numbers.get('count') or 0)} of its "
-                        f"{round(f.numbers.get('of') or 0)} training samples back.", lead, hero)
-    if "training-data-labels" in shown:
-        f = shown["training-data-labels"]
-        return Headline(f"Anyone who may ask this model for labels alone can get {round(f.numbers.get('count') or 0)} "
-                        f"of its {round(f.numbers.get('of') or 0)} training samples back, after {f.cost.rows:,} "
-                        f"questions.", lead, hero)
-    if "extraction" in shown:
-        f = shown["extraction"]
-        return Headline(f"Anyone who may ask this model can copy it exactly, after {f.cost.rows:,} questions.", lead,
-                        hero)
-    if "imitation" in shown:
-        f = shown["imitation"]
-        return Headline(f"A copy that agrees with this model in {f.numbers.get('agreement') or 0:.0%} of cases costs "
-                        f"{f.cost.rows:,} questions.", lead, hero)
-    if "learning" in shown:
-        f = shown["learning"]
-        return Headline(f"Anyone who may ask this model for values can copy it to {f.numbers.get('bound') or 0:.1g} of "
-                        f"its answers' spread, after {f.cost.rows:,} questions.", lead, hero)
-    if "span" in shown:
-        f = shown["span"]
-        return Headline(f"This model reveals the {round(f.numbers.get('rank') or 0)} directions it looks at, after "
-                        f"{f.cost.rows:,} questions; no training data was recovered from them at this budget.", lead,
-                        hero)
-    return Headline("Nothing was shown against this model at this budget, which does not mean that it leaks nothing.",
-                    lead, hero)
+    said = next((sentence(session, shown[id], shown) for id, sentence in SENTENCES.items() if id in shown),
+                "Nothing was shown against this model at this budget, which does not mean that it leaks nothing.")
+    return Headline(said, lead, hero)
+
+
+def of_the_samples(f: Finding, noun: str = "samples") -> str:
+    return f"{round(f.numbers.get('count') or 0)} of its {round(f.numbers.get('of') or 0)} training {noun} back"
+
+
+def by_asking(session: Session, f: Finding, shown: dict[str, Finding]) -> str:
+    rows = shown["span"].cost.rows if "span" in shown else f.cost.rows
+    what = "its explanations" if "gradients" in session.main.access else "its answers"
+    noun = "images" if session.main.known.image_shape else "samples"
+    return f"Anyone who may ask this model for {what} can get {of_the_samples(f, noun)}, after {rows:,} questions."
+
+
+Sentence = Callable[[Session, Finding, dict[str, Finding]], str]
+SENTENCES: dict[str, Sentence] = {
+    "training-data": by_asking,
+    "training-data-weights": lambda _, f, __: f"Whoever holds this model's weights can get {of_the_samples(f)}.",
+    "training-data-labels": lambda _, f, __: (
+        f"Anyone who may ask this model for labels alone can get {of_the_samples(f)}, after {f.cost.rows:,} "
+        f"questions."),
+    "extraction": lambda _, f, __: (
+        f"Anyone who may ask this model can copy it exactly, after {f.cost.rows:,} questions."),
+    "learning": lambda _, f, __: (
+        f"Anyone who may ask this model for values can copy it to {f.numbers.get('bound') or 0:.1g} of its answers' "
+        f"spread, after {f.cost.rows:,} questions."),
+    "imitation": lambda _, f, __: (
+        f"A copy that agrees with this model in {f.numbers.get('agreement') or 0:.0%} of cases costs {f.cost.rows:,} "
+        f"questions."),
+    "span": lambda _, f, __: (
+        f"This model reveals the {round(f.numbers.get('rank') or 0)} directions it looks at, after {f.cost.rows:,} "
+        f"questions; no training data was recovered from them at this budget."),
+    "label-span": lambda _, f, __: (
+        f"This model's labels reveal {round(f.numbers.get('rank') or 0)} of the directions it looks at, after "
+        f"{f.cost.rows:,} questions; no training data was recovered from them at this budget."),
+}
+HEROES = ("reconstruct-pictures", "weights-pictures", "labels-pictures", "span-spectrum", "imitate-curve",
+          "extract-folds", "learn-error", "obfuscate-pictures")
 
 
 def further(session: Session, shown: dict[str, Finding], defences: Defences) -> str:
