@@ -6,7 +6,7 @@ from planted import mnist
 from torch import Tensor
 
 import foldline as fl
-from foldline.reconstruction.peel import ncc, orthonormal
+from foldline.reconstruction.peel import mirrored, ncc, orthonormal
 from foldline.reconstruction.snap import measure, scaled, snap
 
 
@@ -55,3 +55,22 @@ def test_scaling_without_a_gauge_brings_the_brightest_pixel_to_one() -> None:
     assert float((c @ R).sum(1).min()) > 0
     weak = scaled(torch.zeros(1, len(R), dtype=torch.float64), R, torch.ones(len(R), dtype=torch.float64))
     assert bool(weak.isfinite().all())                      # a component without any gauge is not blown up
+
+
+def test_zeros_that_two_images_share_pin_neither() -> None:
+    x, _ = mnist(12)
+    twin = x[0]                                             # and another picture with ink at the same places
+    ink = (x[0] > 0).double() * torch.rand(784, generator=fl.generator(2), dtype=torch.float64)
+    rows = torch.cat([x, ink[None]])
+    R, _ = orthonormal(rows, None)
+    assert not bool(measure(((twin + ink) / 2)[None] @ R.T, R).exact.any())
+    assert bool(measure(x[1:] @ R.T, R).exact.all())
+
+
+def test_the_other_of_two_similar_images_is_found_from_their_difference() -> None:
+    x, R, _ = span()
+    c = x @ R.T
+    candidate = c[3:4] + 3 * (c[3:4] - c[7:8])              # what unmixing finds once image 3 is known
+    found = mirrored(candidate, c[3:4], R)
+    assert len(found) == 1 and float(ncc(found @ R, x)[0, 7]) > 0.99
+    assert len(mirrored(c[7:8], c[3:4], R)) == 0            # what lies in the box already stays

@@ -76,7 +76,7 @@ def test_columns_that_one_image_alone_carries_are_not_drowned() -> None:
     """Rare and short columns point to single sources; with the common ones at their natural size they are lost."""
     q, rng = 30, fl.generator(0)
     common = torch.randn(q, 900, generator=rng, dtype=torch.float64)                    # Gaussian: says nothing
-    rare = torch.eye(q, dtype=torch.float64).repeat(1, 20) * 0.1
+    rare = torch.eye(q, dtype=torch.float64).repeat(1, 20) * 0.01
     M = torch.randn(q, q, generator=rng, dtype=torch.float64)
     w = whiten(M @ torch.cat([common, rare], 1))
     C = anneal(fast_ica(w.z, rng=rng), w.z)

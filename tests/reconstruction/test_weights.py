@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import foldline as fl
 from foldline.errors import BadInput, Refused
+from foldline.reconstruction.evidence import untied
 from foldline.reconstruction.weights import first_layer
 from foldline.victims.datasets import load_dataset
 
@@ -191,3 +192,17 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(network: Any, options: dic
                                                       says: str) -> None:
     with pytest.raises(error, match=says):
         fl.reconstruct(network(), rng=fl.generator(0), **options)
+
+
+def test_a_component_that_hardly_carries_the_constant_gets_its_sign_from_the_units() -> None:
+    rows = torch.randn(6, 40, generator=fl.generator(0), dtype=torch.float64)
+    loose = rows.clone()
+    loose[1], loose[2] = -30 * rows[1], 30 * rows[2]
+    inactive = torch.tensor([0.1, 0.9, 0.1, 0.8, 0.1, 0.1], dtype=torch.float64)
+    right, share = untied(loose, inactive, torch.zeros(6, dtype=torch.bool))
+    assert bool((torch.cosine_similarity(right, rows) > 0.999).all())
+    assert float(right.std(1).max() / right.std(1).min()) < 2
+    assert float(share[1]) == pytest.approx(0.1) and float(share[3]) == 0.8         # of usual size: left alone
+    exact = torch.zeros(6, dtype=torch.bool)
+    exact[1] = True
+    assert torch.equal(untied(loose, inactive, exact)[0][1], loose[1])

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from foldline.reconstruction.peel import Peeled
 
+LOOSE = 5.0             # times the usual contrast: then the constant did not fix size and sign
+
 
 def inactive_share(samples: Tensor, A: Tensor) -> Tensor:
     """(m,) share of each column of M that lies on units the sample leaves inactive. A (h, d + 1) = [W, b]."""
@@ -26,6 +28,20 @@ def inactive_share(samples: Tensor, A: Tensor) -> Tensor:
     energy = M.square()
     share: Tensor = (energy * off.T).sum(1) / energy.sum(1).clamp(min=1e-300)
     return share
+
+
+def untied(rows: Tensor, inactive: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows, inactive) with sign and size of those that the bias coordinate left open put right.
+
+    A component that is an image minus about as much of others hardly carries the constant: scaled by it, it is far too
+    large, and its sign is chance. A wrong sign shows in the units: its column lies on those that it turns off.
+    """
+    size = rows.std(1)
+    usual = size.median()
+    loose = (size > LOOSE * usual) & ~exact
+    turned = loose & (inactive > 0.5)
+    factor = torch.where(loose, usual / size.clamp(min=1e-300), torch.ones_like(size))
+    return rows * torch.where(turned, -factor, factor)[:, None], torch.where(turned, 1 - inactive, inactive)
 
 
 def weigh(found: Peeled, inactive: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:

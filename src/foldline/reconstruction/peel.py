@@ -13,15 +13,16 @@ from torch import Tensor
 
 from foldline.randomness import Streams
 from foldline.reconstruction.features import Features
-from foldline.reconstruction.snap import NEAR, measure, scaled, snap
+from foldline.reconstruction.snap import NEAR, measure, outside, scaled, snap
 from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood, whiten
 from foldline.results import Progress, silent
 
 ROUNDS = 24             # rounds of refitting and snapping at most
 DRY = 4                 # rounds without a new exact image before it ends
 AT_EDGE = 0.3           # share of pixels near the box's edge from which on a candidate is worth snapping
-MIRRORS = [sign * 0.1 * 1.15 ** i for sign in (-1, 1) for i in range(22)]      # 0.1 to 1.9
+MIRRORS = [sign * 0.1 * 1.15 ** i for i in range(22) for sign in (1, -1)]      # 0.1 to 1.9
 SHARE = 0.02            # an image with less than this of any open row is a mixture of known ones
+FREE = 0.01             # ink outside the box that counts as none
 SAME = 0.95             # two images closer than this are one
 
 
@@ -119,7 +120,7 @@ def snap_once(candidates: Tensor, coefficients: Tensor, fixed: Tensor, R: Tensor
     if bool(fixed.any()):
         candidates = torch.cat([candidates, mirrored(candidates, coefficients[fixed], R)])
     s = snap(candidates @ R, R, gauge)
-    near = ~s.exact & (measure(candidates, R).violation < 0.3)
+    near = ~s.exact & (outside(candidates @ R) < 0.3)
     if bool(near.any()):                                            # nearly there, and drawn elsewhere
         again = snap(candidates[near] @ R, R, gauge, start=NEAR)
         s.coefficients[near], s.exact[near] = again.coefficients, again.exact
@@ -142,21 +143,23 @@ def snap_once(candidates: Tensor, coefficients: Tensor, fixed: Tensor, R: Tensor
 
 
 def mirrored(candidates: Tensor, known: Tensor, R: Tensor) -> Tensor:
-    """Points on the line through a candidate and the known image nearest to it, inside the box rather than outside.
+    """The last point inside the box on the line through a candidate and the known image nearest to it.
 
     The difference of two similar images is sparser than either, so with one of them known the other is found as
     known - t (other - known), which lies outside the box and, turned round, inside it.
     """
     near = known[ncc(candidates @ R, known @ R).abs().argmax(1)]    # (k, r)
     away = candidates - near
-    inside, best = measure(candidates, R).violation, candidates.clone()
+    inside, best = outside(candidates @ R), candidates.clone()
     for t in MIRRORS:
         trial = near + t * away
-        violation = measure(trial, R).violation
-        violation[ncc(trial @ R, near @ R).diagonal() > SAME] = 1.0     # the known image itself is no news
-        best[violation < inside] = trial[violation < inside]
+        violation = outside(trial @ R)
+        alike = torch.cosine_similarity(centred(trial @ R), centred(near @ R))
+        violation[alike > SAME] = 1.0                               # the known image itself is no news
+        better = violation < inside + FREE                          # mixtures of the two are inside as well: go on
+        best[better] = trial[better]
         inside = torch.minimum(inside, violation)
-    return best[(best - candidates).norm(dim=1) > 0]
+    return best[outside(best @ R) < 0.9 * outside(candidates @ R) - FREE]
 
 
 def closer(coefficients: Tensor, fixed: Tensor, worth: Tensor, R: Tensor, gauge: Tensor | None) -> Tensor:
@@ -176,7 +179,11 @@ def closer(coefficients: Tensor, fixed: Tensor, worth: Tensor, R: Tensor, gauge:
 
 def ncc(a: Tensor, b: Tensor) -> Tensor:
     """(k, l) normalised cross-correlation of rows."""
-    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
+    a, b = centred(a), centred(b)
     a = a / a.norm(dim=1, keepdim=True).clamp(min=1e-300)
     b = b / b.norm(dim=1, keepdim=True).clamp(min=1e-300)
     return a @ b.T
+
+
+def centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(1, keepdim=True)

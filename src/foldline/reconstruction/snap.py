@@ -86,14 +86,19 @@ def measured(C: Tensor, Rl: Tensor) -> Snapped:
     X = C @ Rl                                                      # (k, p)
     r, p = Rl.shape
     zeros = X.abs() < EDGE
-    outside = (-X).clamp(min=0) + (X - 1).clamp(min=0)
-    violation = outside.sum(1) / X.abs().sum(1).clamp(min=1e-12)
+    violation = outside(X)
     edge = (zeros | ((X - 1).abs() < EDGE)).sum(1)
     # r - 1 zeros are free; a tenth of the pixels beyond them is not.
     exact = (violation < VIOLATION) & (edge > r + 0.1 * (p - r)) & (X.amax(1) > 0.3)
     for i in torch.nonzero(exact).flatten().tolist():
         exact[i] = pinned(zeros[i], Rl)
     return Snapped(C, violation, edge, exact)
+
+
+def outside(X: Tensor) -> Tensor:
+    """(k,) share of the ink outside the box."""
+    ink: Tensor = (-X).clamp(min=0) + (X - 1).clamp(min=0)
+    return ink.sum(1) / X.abs().sum(1).clamp(min=1e-12)
 
 
 def pinned(zeros: Tensor, Rl: Tensor) -> bool:

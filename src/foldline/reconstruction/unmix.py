@@ -24,7 +24,8 @@ LIKELIHOOD_ROUNDS = 60
 SAMPLE = 30             # features per component in the first rounds
 EQUALISING = 8          # rounds of scaling features to one length
 SILENT = 1e-3           # features shorter than this, relative to the median, are rounding
-VISIBLE, NOISE = 0.1, 4.0       # shortest features above VISIBLE are noise, and count from NOISE times their length on
+VISIBLE, NOISE = 0.1, 16.0      # shortest features above VISIBLE are noise, and count from NOISE times their length on
+ENOUGH = 2e-5           # gain per component and round below which the likelihood has converged
 TAILS = (2.0, 1.0)      # exponents of the likelihood's density, in turn
 
 
@@ -56,8 +57,10 @@ def whiten(features: Tensor) -> Whitened:
         y = z * (length + floor).rsqrt()
         W, W_inverse = standard(y)
         K, K_inverse, z, y = W @ K, K_inverse @ W_inverse, W @ z, W @ y
-        length = z.square().sum(0)
+        before, length = length, z.square().sum(0)
         length = length / length.median().clamp(min=1e-300)
+        if float((length / before - 1).abs().mean()) < 0.05:
+            break
     return Whitened(K, y.float(), K_inverse)
 
 
@@ -140,7 +143,7 @@ def likelihood(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int
         else:
             break
         gained, C, loss, s = loss - trial_loss, trial, trial_loss, trial_s
-        if gained < 1e-4:
+        if gained < ENOUGH * len(C):
             break
     return C
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from foldline.errors import BadInput, Refused
 from foldline.networks.one_hidden import Network
 from foldline.randomness import Streams
-from foldline.reconstruction.evidence import inactive_share, weigh
+from foldline.reconstruction.evidence import inactive_share, untied, weigh
 from foldline.reconstruction.features import Features, features_for, guessed_shape
 from foldline.reconstruction.noise_edge import Edge, noise_edge
 from foldline.reconstruction.peel import ROUNDS, peel
@@ -75,7 +75,10 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
                  snapping=snapping, rounds=rounds, progress=progress)
     rows = found.images * (high - low) + low - offset                # network coordinates
     progress("weighing", {"candidates": float(len(rows))})
-    weights, evidence = weigh(found, inactive_share(rows, A) if carries else None)
+    inactive = inactive_share(rows, A) if carries else None
+    if inactive is not None:
+        rows, inactive = untied(rows, inactive, found.exact)
+    weights, evidence = weigh(found, inactive)
     samples, weights, evidence = best_first(undo(rows), weights, evidence)
     certificate = leak_of(edge, weights, evidence)
     return ReconstructionResult(
