@@ -24,6 +24,7 @@ Values = Callable[[Index, Array], tuple[Array, Array]]
 STEEPEST_GRADING = 64.0     # neighbouring intervals differ by no more, or a collinear triple says nothing
 NEAR = 1e-3                 # of the interval: how close to a predicted fold it is checked
 CROWD = 40                  # points a fold: more, and it is not folds that bend the line
+DENSE = 4096                # points on a line before bends that shrink with the step are called a curve
 MAX_ROUNDS = 90
 
 
@@ -58,11 +59,13 @@ def search_lines(values: Values, grid: Array, *, resolution: float, far: float, 
         linear, bent, off = covered(line, t, f, eta, fold)
         if len(t) > max(CROWD * (int(fold.sum()) + 16 * lines) + 2 * grid.size, allowed) and bent.any():
             # Bent everywhere, down to the smallest steps: that is not folds, the answers are worse than was thought.
+            # Hundreds of folds look like a curve until the grid is finer than the gaps between them.
             worse, of_noise = how_much_worse(t, off, eta, bent)
-            noise *= worse if of_noise else 1.0
-            eta = worse * np.maximum(eta, 1e-300)
             allowed = 1.5 * len(t)                                  # and see whether that was it
-            linear, bent, off = covered(line, t, f, eta, fold)
+            if of_noise or len(t) > min(DENSE, max_points // 2):
+                noise *= worse if of_noise else 1.0
+                eta = worse * np.maximum(eta, 1e-300)
+                linear, bent, off = covered(line, t, f, eta, fold)
         left = np.flatnonzero(~linear & (line[1:] == line[:-1]) & (np.diff(t) > resolution))     # interval i: (i, i+1)
         if len(left) == 0 or len(t) > max_points:
             break

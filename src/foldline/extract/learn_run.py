@@ -90,7 +90,7 @@ class Run:
         stale = refits = 0
         for number in range(self.max_lines):
             before = self.best_error
-            self.search_line(number)
+            self.search_line(number, stale)
             if self.good_enough and self.passes():
                 return
             stale = stale + 1 if self.best_error > 0.9 * before else 0
@@ -148,7 +148,7 @@ class Run:
         self.x, self.y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
         return y
 
-    def search_line(self, number: int) -> None:
+    def search_line(self, number: int, stale: int = 0) -> None:
         rng = self.rng["lines"]
         v = rng.standard_normal(self.d)
         v /= np.linalg.norm(v)
@@ -161,8 +161,10 @@ class Run:
             # A residual that few points see is narrow there: a ladder of steps around the point finds its folds.
             narrow = float((r > 1e-2 * r.max()).mean()) < 0.1 if r.max() > 0 else True
             grid = line_grid(self.d, points=NEXT_GRID, centre=narrow)
+        # Where lines stopped helping, the errors of units already found hide the rest: rougher units, then their rest.
+        loose = 0.25 if self.noisy else 1e-3 * 10.0 ** min(stale // 2, 2)
         report = add_units_of_line(self.ask, self.model, x0, v, grid, mix=self.mix, resolution=self.width,
-                                   rng=self.rng["steps"], loose=0.25 if self.noisy else 1e-3)
+                                   rng=self.rng["steps"], loose=loose)
         self.reports.append(report)
         self.remember()
         self.progress("lines", {"rows": self.ask.rows, "units": self.model.h, "error": self.relative_error(),
