@@ -225,6 +225,19 @@ def test_lost_rows_are_paid_for_also_in_the_next_life(tmp_path: Path) -> None:
         assert session.ledger.remaining == 70 and session.left == 100
 
 
+def test_an_api_without_a_budget_is_not_asked_a_million_labels() -> None:
+    from dataclasses import replace
+
+    from foldline.auditing.session import Session
+    from foldline.auditing.stages.labels import allowed
+    from foldline.auditing.subjects import subject_of
+    audit, _ = resolved(spec())
+    local = subject_of(audit)
+    remote = replace(local, address="https://api.example.com")
+    assert [allowed(Session(audit, {"main": s}, None)) for s in (local, remote)] == [1_000_000, 100_000]
+    assert allowed(Session(audit, {"main": remote}, None, budget=900_000)) == 450_000
+
+
 def test_the_command_plans_audits_reports_and_fails_on(tmp_path: Path, foldline: Any) -> None:
     path = tmp_path / "audit.yaml"
     path.write_text(json.dumps(spec()))

@@ -36,7 +36,7 @@ def command(
     """Attack a model as a stranger would and report what it gave away, how surely, and what helps.
 
     \b
-    foldline audit                                    the embedded demo, about two minutes
+    foldline audit                                    the embedded demo, about four minutes
     foldline audit audit.yaml --fail-on high          in CI: exit code 1 on high or critical findings
     foldline audit audit.yaml --plan                  what would run; nothing is asked
     foldline audit weights:model.safetensors --budget 2000

@@ -22,6 +22,7 @@ EXPLAINS = ("A label is one bit, but where it flips lies the decision boundary, 
 PER_DIRECTION = 46      # rows per input dimension and direction, for float64; float32 has fewer bits to ask for
 SHARE = 0.5             # of the budget that is left at most
 MOST = 1_000_000
+MOST_UNASKED = 100_000  # of somebody's API when the audit file sets no budget: a million is for those who say so
 FIXES = ["Labels alone are slow to read, not closed: limit rows per client well below what one direction took.",
          "Refuse inputs far from real data, and watch for thousands of inputs that differ in the last digits."]
 
@@ -34,13 +35,16 @@ class FromLabels:
 
 
 def allowed(session: Session) -> int:
-    return MOST if session.left is None else min(MOST, int(SHARE * session.left))
+    if session.left is None:
+        return MOST_UNASKED if session.main.address.startswith("http") else MOST
+    return min(MOST, int(SHARE * session.left))
 
 
 def estimate(session: Session) -> Estimate:
     one = PER_DIRECTION * session.dim()
     if allowed(session) < one:
-        return Estimate(0, 0.0, f"not tried: one direction takes about {one:,} labels, half of the budget at most")
+        return Estimate(0, 0.0, f"not tried: one direction takes about {one:,} labels, {allowed(session):,} "
+                                f"may be spent")
     rows = min(allowed(session), one * (expected(session) - EXTRA))
     return Estimate(rows, rows / 12_000, f"about {one:,} labels per direction; {allowed(session):,} at most")
 
@@ -48,8 +52,8 @@ def estimate(session: Session) -> Estimate:
 def attack(session: Session) -> FromLabels:
     known, one = session.main.known, PER_DIRECTION * session.dim()
     if allowed(session) < one:
-        return FromLabels(None, None, f"One direction takes about {one:,} labels, and {allowed(session):,} could be "
-                                      f"spent on it at this budget.")
+        return FromLabels(None, None, f"One direction takes about {one:,} labels, and {allowed(session):,} may be "
+                                      f"spent on this method at this budget.")
     return from_labels(session, session.oracle("labels", most=allowed(session)), known)
 
 
