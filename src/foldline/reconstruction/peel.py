@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foldline.randomness import Streams
 from foldline.reconstruction.features import Features
-from foldline.reconstruction.snap import NEAR, measure, outside, scaled, snap
+from foldline.reconstruction.snap import BELOW, NEAR, certain, measure, outside, scaled, snap
 from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood, whiten
 from foldline.results import Progress, silent
 
@@ -61,7 +61,9 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
             progress("snapping", {"done": done, "total": rounds, "exact": float(fixed.sum()), "of": float(len(C))})
         coefficients = closer(coefficients, fixed, worth, R, g)
     final = measure(coefficients, R)
-    return Peeled(coefficients @ R, fixed, final.violation, final.edge, independence(C, space.z),
+    exact = fixed.clone()
+    exact[fixed] = certain(coefficients[fixed], R)
+    return Peeled(coefficients @ R, exact, final.violation, final.edge, independence(C, space.z),
                   agreement_of(coefficients, space, R, g, streams), done)
 
 
@@ -120,9 +122,13 @@ def snap_once(candidates: Tensor, coefficients: Tensor, fixed: Tensor, R: Tensor
     if bool(fixed.any()):
         candidates = torch.cat([candidates, mirrored(candidates, coefficients[fixed], R)])
     s = snap(candidates @ R, R, gauge)
+    if not bool(s.exact.all()):
+        again = snap(candidates[~s.exact] @ R, R, gauge, below=BELOW)
+        arrived = torch.nonzero(~s.exact).flatten()[again.exact]
+        s.coefficients[arrived], s.exact[arrived] = again.coefficients[again.exact], True
     near = ~s.exact & (outside(candidates @ R) < 0.3)
     if bool(near.any()):                                            # nearly there, and drawn elsewhere
-        again = snap(candidates[near] @ R, R, gauge, start=NEAR)
+        again = snap(candidates[near] @ R, R, gauge, start=NEAR, below=BELOW)
         s.coefficients[near], s.exact[near] = again.coefficients, again.exact
     added = 0
     for i in torch.nonzero(s.exact).flatten().tolist():

@@ -6,8 +6,9 @@ Whitened features z (r, N) of the basis are mixed by an unknown matrix. Two stag
    uncorrelated, and the edge maps of real images are not quite.
 2. Maximum likelihood under a Cauchy density without that constraint,
        minimise  -log |det C| + sum_i mean log(1 + (C z)_i^2),
-   by relative quasi-Newton steps. The determinant keeps components apart; the heavy tail rewards exact zeros. On
-   CIFAR-10, n = 100, stage 1 alone gives 87 images above NCC 0.9 and stage 2 makes it 100.
+   by relative quasi-Newton steps, first with the second term doubled (lighter tails, a smoother landscape). The
+   determinant keeps components apart; the heavy tail rewards exact zeros. MNIST, n = 200, above NCC 0.99: none after
+   stage 1, 76 after the Cauchy likelihood alone, 116 by way of the lighter tails.
 
 `fixed` rows of C (images that are already exact) stay as they are while the rest moves around them.
 """
