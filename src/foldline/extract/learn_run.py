@@ -22,6 +22,7 @@ from foldline.results import Progress, Provenance, Status
 
 FIRST_LOOK = 32             # probes before the first line; they screen every later model for nothing
 FIRST_GRID, NEXT_GRID = 48, 40
+RUNAWAY = 1e8               # a fitted unit's size over the largest answer
 
 
 class Run:
@@ -163,9 +164,12 @@ class Run:
             grid = line_grid(self.d, points=NEXT_GRID, centre=narrow)
         # Where lines stopped helping, the errors of units already found hide the rest: rougher units, then their rest.
         loose = 0.25 if self.noisy else 1e-3 * 10.0 ** min(stale // 2, 2)
+        before = self.model.copy()
         report = add_units_of_line(self.ask, self.model, x0, v, grid, mix=self.mix, resolution=self.width,
                                    rng=self.rng["steps"], loose=loose)
         self.reports.append(report)
+        if stale >= 2 and not self.noisy and not self.score(self.model) <= self.score(before):
+            self.model = before                                     # rough units of a target that has none: no help
         self.remember()
         self.progress("lines", {"rows": self.ask.rows, "units": self.model.h, "error": self.relative_error(),
                                 "lines": number + 1})
@@ -173,12 +177,13 @@ class Run:
     def relative_error(self) -> float:
         return self.best_error / self.sd if self.sd > 0 else self.best_error
 
+    def score(self, model: Model) -> float:
+        return float(np.sqrt(np.square(self.y - model(self.x)).sum(1).mean()))
+
     def remember(self) -> None:
         """Keep the model that does best on every Gaussian point asked so far."""
-        def score(model: Model) -> float:
-            return float(np.sqrt(np.square(self.y - model(self.x)).sum(1).mean()))
-        error = score(self.model)
-        self.best_error = score(self.best)
+        error = self.score(self.model)
+        self.best_error = self.score(self.best)
         if not error > self.best_error:                             # NaN never wins
             self.best, self.best_error = self.model.copy(), error
         self.history.append((self.ask.rows, self.relative_error()))
@@ -201,6 +206,8 @@ class Run:
             self.model = grow(self.best, self.x, self.y, floor=self.ask.eta, rng=self.rng["polish"])
         else:
             self.model = polish(self.best, self.x, self.y, floor=self.ask.eta)
+        # A unit that no sample sees can be fitted to any size: it would only hide what the next lines could find.
+        self.model.keep(np.abs(self.model.A).max(0, initial=0.0) <= RUNAWAY * max(self.ask.magnitude, 1e-300))
         before = self.relative_error()
         self.remember()
         # What is left now is the error of the fit, spread over the units.
