@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed, sizes up to h = 64 and d = 512")
     parser.add_argument("--plot", default="")
     args = parser.parse_args()
-    lines: dict[str, tuple[list[int], list[float]]] = {}
+    lines: dict[str, tuple[list[int], list[list[float]], list[float]]] = {}
     print("| sweep | slope of rows | slope of cpu time |\n| --- | --- | --- |")
     for name, (axis, sizes) in SWEEPS.items():
         points: list[dict[str, Any]] = []
@@ -46,19 +46,19 @@ def main() -> None:
         means = [[float(np.mean([max(p[what], 1e-3) for p in points if p[axis] == v])) for v in x]
                  for what in ("rows", "cpu")]
         fits = [float(np.polyfit(np.log(x), np.log(m), 1)[0]) for m in means]
-        lines[name] = (x, means[0])
+        lines[name] = (x, means, fits)
         print(f"| {name} | {fits[0]:.2f} | {fits[1]:.2f} |", flush=True)
     if args.plot:
         import matplotlib
         matplotlib.use("svg")
         from matplotlib.figure import Figure
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        for name, (sizes_x, rows) in lines.items():
-            axes.loglog(sizes_x, rows, marker="o", label=name)
-        axes.set_xlabel("h or d")
-        axes.set_ylabel("rows")
-        axes.legend()
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        for axes, i, label in zip(figure.subplots(1, 2), (0, 1), ("rows asked", "cpu seconds"), strict=True):
+            for name, (sizes_x, measured_y, slopes) in lines.items():
+                axes.loglog(sizes_x, measured_y[i], marker="o", label=f"{name}: slope {slopes[i]:.2f}")
+            axes.set_xlabel("h or d")
+            axes.set_ylabel(label)
+            axes.legend(fontsize=8)
         figure.savefig(args.plot)
 
 

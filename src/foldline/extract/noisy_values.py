@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from foldline.extract.clearance import roomy_points
-from foldline.extract.least_squares import solve_least_squares
+from foldline.extract.least_squares import DENSE, solve_least_squares
 from foldline.extract.noisy_core import BAD, Core, Space, solve_slopes_alike
 from foldline.extract.noisy_lines import NoisyLine
 from foldline.extract.units import Units
@@ -61,7 +61,8 @@ def recover_through_noise(ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma:
     core.ask_outside(spare(16 + int(min(0.03, 0.005 + 1.6 / core.d) * core.limit(units))))
     progress("least squares", {"units": len(units), "rows": sum(len(x) for x in core.X)})
     c, y, s = core.answers()
-    last = solve_least_squares(units, c, y, s, rounds=20, start=1e-11, tight=True)
+    small = units.W.numel() <= DENSE                                 # above that a step takes seconds, and few suffice
+    last = solve_least_squares(units, c, y, s, rounds=20 if small else 2, start=1e-11, tight=small)
     return ThroughNoise(space.outside(last.units), core.lines, core_rms, last.rms, torch.cat(core.X), y)
 
 
