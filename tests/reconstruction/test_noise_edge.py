@@ -57,3 +57,10 @@ def test_too_few_values_for_a_tail_claim_nothing() -> None:
 def test_the_median_of_the_law_is_the_median_of_a_draw(h: int, d: int) -> None:
     drawn = float(torch.linalg.svdvals(noise(h, d, 3)).median())
     assert abs(median_singular_value(min(h, d), max(h, d)) / drawn - 1) < 0.06
+
+
+def test_a_single_zero_after_a_steep_fall_is_an_exact_rank() -> None:
+    rng = fl.generator(0)
+    A = torch.randn(30, 8, generator=rng, dtype=torch.float64) @ torch.randn(8, 9, generator=rng, dtype=torch.float64)
+    edge, _ = noise_edge(A)                                 # 9 values, one of them zero
+    assert edge.rank == 8 and edge.gap > 1e6

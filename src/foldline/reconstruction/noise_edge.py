@@ -16,6 +16,7 @@ from torch import Tensor
 
 TW_999 = 3.27           # 99.9 % quantile of the Tracy-Widom law (beta = 1)
 NEAR = 2.0
+STEEP = 1e6             # fall to the rounding level that even one zero value confirms
 SHORTEST_TAIL = 4       # fewer values than this cannot show a noise law
 
 
@@ -35,7 +36,9 @@ def noise_edge(A: Tensor) -> tuple[Edge, Tensor]:
     m = len(s)
     floor = float(s[0]) * max(h, d) * torch.finfo(torch.float64).eps if m else 0.0
     numerical = int((s > floor).sum())
-    if numerical <= m - SHORTEST_TAIL:                               # an exact rank: nothing but rounding below it
+    # An exact rank: nothing but rounding below it. Fewer zeros than a tail count where the fall to them is steep.
+    steep = 0 < numerical < m and float(s[numerical - 1]) > STEEP * floor
+    if numerical <= m - SHORTEST_TAIL or steep:
         return Edge(numerical, floor, float(s[numerical - 1]) / max(floor, 1e-300) if numerical else 1.0, s), Vt
     rank = 0
     for _ in range(50):
