@@ -99,6 +99,16 @@ def test_the_residual_falls_until_theta_is_explained() -> None:
     assert early > 0.5 and late < 0.02
 
 
+def test_watching_steers_nothing() -> None:
+    network, _, _ = at_its_kkt_point()
+    seen: list[tuple[int, Tensor]] = []
+    ask = {"m": 8, "lr": 0.02, "lambda_lr": 0.02, "sigma_x": 1.0, "epochs": 50, "method": "kkt", "box": None}
+    watched = fl.reconstruct(network, rng=fl.generator(0), watch=lambda i, x: seen.append((i, x.clone())), **ask)
+    assert [i for i, _ in seen] == [0, 20, 40] and not torch.equal(seen[0][1], seen[-1][1])
+    assert torch.equal(watched.samples, fl.reconstruct(network, rng=fl.generator(0), **ask).samples)
+    assert "watch" not in watched.to_dict()["provenance"]["parameters"]
+
+
 def test_a_loop_that_diverges_says_so_and_keeps_its_best() -> None:
     network, _, _ = at_its_kkt_point()
     found = fl.reconstruct(network, method="kkt", rng=fl.generator(0), m=8, lr=1e6, lambda_lr=1e3, epochs=400, box=None)
