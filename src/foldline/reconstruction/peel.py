@@ -21,6 +21,7 @@ ROUNDS = 24             # rounds of refitting and snapping at most
 DRY = 4                 # rounds without a new exact image before it ends
 AT_EDGE = 0.3           # share of pixels near the box's edge from which on a candidate is worth snapping
 MIRRORS = [sign * 0.1 * 1.15 ** i for i in range(22) for sign in (1, -1)]      # 0.1 to 1.9
+FEW = 0.2               # share of candidates at the box's edge below which further rounds are not worth their time
 SHARE = 0.02            # an image with less than this of any open row is a mixture of known ones
 FREE = 0.01             # ink outside the box that counts as none
 SAME = 0.95             # two images closer than this are one
@@ -50,6 +51,8 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
     done, dry = 0, 0
     if bool(worth.any()):
         snap_once(coefficients[worth], coefficients, fixed, R, g)
+        # A few flat pictures among natural ones do not make the others easier.
+        rounds = rounds if int(worth.sum()) > FEW * len(worth) else 0
         while done < rounds and dry < DRY and bool((worth & ~fixed).any()):
             fresh = done % 2 == 1 and bool(fixed.any())             # every other round the open rows start anew
             C = refit(coefficients, fixed, space, streams(f"round {done}") if fresh else None)
