@@ -1,8 +1,7 @@
 """Where queries come from: rows at hand (the data distribution or another data set), noise, or both.
 
-A gradient tells about the folds around its point, so points are worth asking where many folds are near. Pictures of
-the data have a margin that never moves; N(0, I) has no shapes in it, and all its draws look alike to a network that
-pools. Three choices know no more than rows without labels, or that inputs are pictures:
+Random rows show few classes and have margins that never move; on N(0, I) a convolutional network answers almost the
+same everywhere. Three choices know no more than rows without labels, or that inputs are pictures:
 
     spread_rows      rows that are unlike each other (D^2 sampling, as k-means++ starts): few rows, many classes
     blended_rows     half of one such row, half of another, and a little smooth noise on top
