@@ -205,9 +205,12 @@ def test_faults_change_the_wire_and_not_the_report(tmp_path: Path) -> None:
         app = Faulty(app, rate=0.3, seed=1, kinds=["429", "500", "drop", "truncate", "rows", "nan"]) if faulty else app
         with serving(app, port=port) as url:
             port = int(url.rsplit(":", 1)[1])                   # the report names the address: the same for both
-            found.append(fl.audit(spec(target=url, authorised="my own server", budget={"queries": 2000}),
+            # Half of 2,400 rows is less than labels want: a share that runs out must do so at the same row.
+            found.append(fl.audit(spec(target=url, authorised="my own server", budget={"queries": 2400},
+                                       methods=[*METHODS, "labels"], access=["values", "gradients", "labels"]),
                                   tmp_path / str(faulty)).document)
     calm, rough = found
+    assert next(m.status.code for m in calm.methods if m.id == "labels") == "share"
     assert rough.comparable() == calm.comparable()
     assert calm.run.retries == calm.run.rows_lost == 0 and calm.run.rows_sent == calm.ledger.total
     assert rough.run.retries > 3 and rough.run.rows_lost > 0 and rough.run.requests > calm.run.requests

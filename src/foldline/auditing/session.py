@@ -290,7 +290,7 @@ class Capped(Ledger):
         self._used += rows
 
     def lose(self, rows: int) -> None:
-        super().lose(rows)
+        """Lost rows are paid by the whole: how far a stage gets within its part must not depend on the network."""
         self.whole.lose(rows)
 
 
