@@ -207,7 +207,7 @@ def test_faults_change_the_wire_and_not_the_report(tmp_path: Path) -> None:
             port = int(url.rsplit(":", 1)[1])                   # the report names the address: the same for both
             # Half of 2,400 rows is less than labels want: a share that runs out must do so at the same row.
             found.append(fl.audit(spec(target=url, authorised="my own server", budget={"queries": 2400},
-                                       methods=[*METHODS, "labels"], access=["values", "gradients", "labels"]),
+                                       methods=[*METHODS, "learn", "labels"], access=["values", "gradients", "labels"]),
                                   tmp_path / str(faulty)).document)
     calm, rough = found
     assert next(m.status.code for m in calm.methods if m.id == "labels") == "share"

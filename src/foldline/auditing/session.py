@@ -23,9 +23,9 @@ from torch import Tensor
 
 from foldline.auditing.spec import AuditFile
 from foldline.auditing.subjects import KINDS, Subject
-from foldline.errors import BudgetExhausted, FoldlineError, Stopped
+from foldline.errors import FoldlineError, Stopped
 from foldline.oracles.endpoint_calls import Bill
-from foldline.oracles.ledger import Ledger
+from foldline.oracles.ledger import Ledger, Share
 from foldline.oracles.protocols import GradientOracle, Kind, LabelOracle, Oracle, Source, ValueOracle
 from foldline.oracles.transcript import Run, Transcript
 from foldline.oracles.wrappers import Relay
@@ -158,7 +158,7 @@ class Session:
         """The audit's ledger (or that of the stage which is computed again), or a part of it."""
         ledger = self.replaying if self.replaying is not None else self.ledger
         return ledger if most is None or (ledger.remaining is not None and ledger.remaining <= most) else \
-            Capped(ledger, most)
+            Share(ledger, most)
 
     @property
     def left(self) -> int | None:
@@ -274,24 +274,6 @@ class Counted(Ledger):
     def lose(self, rows: int) -> None:
         self.whole.lose(rows)
         self._lost += rows
-
-
-class Capped(Ledger):
-    """A part of another ledger."""
-
-    def __init__(self, whole: Ledger, budget: int) -> None:
-        super().__init__(budget)
-        self.whole = whole
-
-    def charge(self, rows: int) -> None:
-        if self.budget is not None and self._used + rows > self.budget:
-            raise BudgetExhausted(rows, self._used, self.budget)
-        self.whole.charge(rows)
-        self._used += rows
-
-    def lose(self, rows: int) -> None:
-        """Lost rows are paid by the whole: how far a stage gets within its part must not depend on the network."""
-        self.whole.lose(rows)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from foldline.errors import BudgetExhausted
 from foldline.extract.learn_model import Array, Model
-from foldline.oracles.ledger import Ledger
+from foldline.oracles.ledger import Share
 from foldline.oracles.protocols import InFront, Kind, Source, ValueOracle
 
 MOST_FOLDS = 64
@@ -23,18 +22,8 @@ FIRST_ROWS = 64 + 12 * MOST_FOLDS       # the search of a line with that many fo
 MOST_LINES = 3
 
 
-class Allowance(Ledger):
-    """A smaller budget inside another ledger: every row counts in both."""
-
-    def __init__(self, outer: Ledger, rows: int) -> None:
-        super().__init__(rows)
-        self.outer = outer
-
-    def charge(self, rows: int) -> None:
-        if self.budget is not None and self.used + rows > self.budget:
-            raise BudgetExhausted(rows, self.used, self.budget)
-        self.outer.charge(rows)
-        super().charge(rows)
+class Allowance(Share):
+    """A smaller budget inside another ledger, which may be raised."""
 
     def allow(self, rows: int) -> None:
         self.budget = self.used + rows

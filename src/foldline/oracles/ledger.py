@@ -45,3 +45,22 @@ class Ledger:
         spent = self._used + self._lost
         if self.budget is not None and spent + rows > self.budget:
             raise BudgetExhausted(rows, spent, self.budget)
+
+
+class Share(Ledger):
+    """A part of another ledger: every row counts in both.
+
+    Lost rows are paid by the whole alone: how far a part gets must not depend on the network.
+    """
+
+    def __init__(self, whole: Ledger, rows: int) -> None:
+        super().__init__(rows)
+        self.whole = whole
+
+    def charge(self, rows: int) -> None:
+        self._afford(rows)
+        self.whole.charge(rows)
+        self._used += rows
+
+    def lose(self, rows: int) -> None:
+        self.whole.lose(rows)

@@ -101,6 +101,7 @@ class Oracle(InFront):
     def _ask(self, x: Tensor) -> Tensor:
         x = checked_queries(x, self.dim, self.box)
         self.ledger.charge(len(x) * self.cost)
+        bill_losses(self.source, self.ledger)               # the last oracle over this source may have been another
         try:
             block = self.source.answer(x)
         except FoldlineError:
