@@ -17,8 +17,8 @@ from foldline.reconstruction.snap import BELOW, NEAR, certain, measure, outside,
 from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood, whiten
 from foldline.results import Progress, silent
 
-ROUNDS = 24             # rounds of refitting and snapping at most
-DRY = 4                 # rounds without a new exact image before it ends
+ROUNDS = 10             # rounds of refitting and snapping at most
+DRY = 3                 # rounds without a new exact image before it ends
 AT_EDGE = 0.3           # share of pixels near the box's edge from which on a candidate is worth snapping
 MIRRORS = [sign * 0.1 * 1.15 ** i for i in range(22) for sign in (1, -1)]      # 0.1 to 1.9
 FEW = 0.2               # share of candidates at the box's edge below which further rounds are not worth their time
@@ -57,9 +57,10 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
             fresh = done % 2 == 1 and bool(fixed.any())             # every other round the open rows start anew
             C = refit(coefficients, fixed, space, streams(f"round {done}") if fresh else None)
             moved = torch.where(fixed[:, None], coefficients, images_of(C, space, R, g))
-            # A fresh start that brings nothing is forgotten, or it would undo what the open rows have reached.
-            new = snap_once(moved[worth & ~fixed], moved, fixed, R, g)
-            coefficients = moved if new or not fresh else coefficients
+            # Of a fresh start only what is exact stays, or it would undo what the open rows have reached.
+            candidates = moved[worth & ~fixed]
+            coefficients = coefficients if fresh else moved
+            new = snap_once(candidates, coefficients, fixed, R, g)
             done, dry = done + 1, 0 if new else dry + 1
             progress("snapping", {"done": done, "total": rounds, "exact": float(fixed.sum()), "of": float(len(C))})
         coefficients = closer(coefficients, fixed, worth, R, g)
