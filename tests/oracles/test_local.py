@@ -200,3 +200,23 @@ def test_things_that_are_not_targets() -> None:
         fl.gradient_oracle(lambda x: x, output=5, dim=3)(torch.zeros(1, 3))
     with pytest.raises(TargetError, match="1 rows"):
         fl.value_oracle(nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 1)))(torch.zeros(1, 3))
+
+
+class Doubling(nn.Module):
+    """Writes into its input without saying so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2.0).sum(1, keepdim=True)
+
+
+def test_a_target_that_writes_into_its_input_gets_a_copy_or_is_told() -> None:
+    x = -torch.ones(3, 4)
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 1))
+    asked = x.clone()
+    assert torch.equal(fl.value_oracle(net, dim=4)(asked), net(x.clone()).detach())
+    _, grad = fl.gradient_oracle(net, dim=4)(asked)
+    assert torch.equal(grad, torch.zeros(3, 4))                     # every input is below the first ReLU's fold
+    fl.value_oracle(lambda x: x.mul_(2.0), dim=4)(asked)
+    assert torch.equal(asked, x)
+    with pytest.raises(TargetError, match="wrote into the 3 rows"):
+        fl.value_oracle(Doubling(), dim=4)(asked.double())

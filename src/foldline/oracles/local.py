@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from foldline.errors import BadAnswer, BadInput
+from foldline.errors import BadAnswer, BadInput, TargetError
 from foldline.oracles.ledger import Ledger
 from foldline.oracles.protocols import Box, GradientOracle, Kind, LabelOracle, Source, ValueOracle
 from foldline.oracles.shapes import conv_input_shape, declared_dim, evaluating, found_dim, tensors_of
@@ -90,6 +90,8 @@ class LocalSource:
         tensor = next((t for t in tensors_of(target) if t.is_floating_point()), None)
         self.dtype = tensor.dtype if tensor is not None else torch.float64
         self.device = tensor.device if tensor is not None else torch.device("cpu")
+        # What may write into the rows it is given gets a copy: the caller's queries, and their hashes, must stay.
+        self._writes = self.module is None or any(getattr(m, "inplace", False) for m in self.module.modules())
         declared = input_shape or getattr(target, "input_shape", None)
         self.input_shape = tuple(declared) if declared else conv_input_shape(self.module) if self.module else None
         self.box = checked_box(box if box is not None else getattr(target, "box", None))
@@ -116,8 +118,12 @@ class LocalSource:
     def answer(self, x: Tensor) -> Tensor:
         rows = GRADIENT_ROWS if self.kind == "gradient" else VALUE_ROWS
         part = {"values": self._values, "gradient": self._gradients, "labels": self._labels}[self.kind]
+        version = None if x.is_inference() else x._version
         with evaluating(self.module):
             blocks = [part(chunk) for chunk in torch.split(x, rows)]
+        if version is not None and x._version != version:
+            raise TargetError(f"The target wrote into the {len(x)} rows that it was given, so its answers belong to "
+                              f"no known queries; wrap it in a function that copies its input first.")
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def accepts(self, d: int) -> bool:
@@ -130,6 +136,7 @@ class LocalSource:
         return True
 
     def _forward(self, x: Tensor) -> Any:
+        x = x.clone() if self._writes else x
         return self.target(x.reshape(len(x), *self.input_shape) if self.input_shape else x)
 
     def _values(self, x: Tensor) -> Tensor:
@@ -143,8 +150,8 @@ class LocalSource:
 
     def _gradients(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
-            # A leaf of its own, whatever the caller's tensor is part of.
-            leaf = x.to(self.device, self.dtype).detach().clone().requires_grad_(True)
+            # A leaf of its own, whatever the caller's tensor is part of; torch refuses to write to it in place.
+            leaf = x.to(self.device, self.dtype).detach().requires_grad_(True)
             y = self._forward(leaf)
             if isinstance(y, tuple) and len(y) == 2:
                 value, grad = (as_table(t, len(x)).to(self.dtype) for t in y)

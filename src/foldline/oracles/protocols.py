@@ -6,6 +6,7 @@ is a Source over a Source, so they compose in any order, and a test may replace 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, Self
 
@@ -16,6 +17,8 @@ from torch import Tensor
 from foldline.errors import BadAnswer, BadQuery, FoldlineError, TargetError
 from foldline.oracles.ledger import Ledger
 
+# torch wakes a team of threads for sums of more than ONE_THREAD numbers, which costs more than summing fewer than MANY.
+ONE_THREAD, MANY = 32_768, 262_144
 Kind = Literal["values", "gradient", "labels"]
 Box = tuple[float, float]
 
@@ -166,14 +169,15 @@ def checked_queries(x: Tensor, dim: int, box: Box | None) -> Tensor:
         raise BadQuery("An empty batch asks nothing: queries need at least one row.")
     if not x.is_floating_point():
         raise BadQuery(f"Queries must be floating point, not {x.dtype}.")
-    # One pass for both checks: a NaN or an infinity survives in min or max.
-    low, high = (float(v) for v in x.detach().aminmax())
-    if not (low > float("-inf") and high < float("inf")):
+    x = x.detach()
+    if not all_finite(x):
         raise BadQuery("Queries contain NaN or infinite numbers; nothing was asked.")
-    if box is not None and not (low >= box[0] and high <= box[1]):
-        raise BadQuery(f"Queries must lie in the box [{box[0]}, {box[1]}] that the target declares, "
-                       f"but range over [{low:.6g}, {high:.6g}]; nothing was asked.")
-    return x.detach()
+    if box is not None:
+        low, high = (float(v) for v in x.aminmax())
+        if not (low >= box[0] and high <= box[1]):
+            raise BadQuery(f"Queries must lie in the box [{box[0]}, {box[1]}] that the target declares, "
+                           f"but range over [{low:.6g}, {high:.6g}]; nothing was asked.")
+    return x
 
 
 def checked_block(block: Tensor, rows: int, width: int | None) -> Tensor:
@@ -189,16 +193,15 @@ def checked_block(block: Tensor, rows: int, width: int | None) -> Tensor:
 
 
 def all_finite(block: Tensor) -> bool:
-    """A sum is finite only if all its terms are; large finite numbers may overflow it, then each is looked at.
-
-    By numpy where it can: torch would wake a team of threads for it, which cost more than the sum where few rows come.
-    """
+    """A sum is finite only if all its terms are; large finite numbers may overflow it, then each is looked at."""
     block = block.detach()
-    if block.device.type != "cpu" or block.dtype not in (torch.float32, torch.float64):
-        return bool(block.isfinite().all())
-    table = block.numpy()
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(table.sum()) or np.isfinite(table).all())
+    if ONE_THREAD < block.numel() < MANY and block.device.type == "cpu" and block.dtype in (torch.float32,
+                                                                                         torch.float64):
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(block.numpy().sum())
+    else:
+        total = float(block.sum())
+    return math.isfinite(total) or bool(block.isfinite().all())
 
 
 def describe(value: object) -> str:

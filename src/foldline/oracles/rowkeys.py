@@ -52,13 +52,13 @@ class Counts:
         """For each key, in order, how often it was counted before (also earlier in `keys`); and counts them."""
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
-        first = np.searchsorted(ordered, ordered, side="left")
-        before = np.empty(len(keys), dtype=np.int64)
-        before[order] = np.arange(len(keys)) - first                # rank within the batch
+        before = np.zeros(len(keys), dtype=np.int64)
+        if (ordered[1:] == ordered[:-1]).any():
+            before[order] = np.arange(len(keys)) - np.searchsorted(ordered, ordered, side="left")   # rank in the batch
         for run in self.runs:
             left = np.searchsorted(run, ordered, side="left")
-            right = np.searchsorted(run, ordered, side="right")
-            before[order] += right - left
+            again = np.flatnonzero(run[np.minimum(left, len(run) - 1)] == ordered)      # few, as a rule none
+            before[order[again]] += np.searchsorted(run, ordered[again], side="right") - left[again]
         self._add(ordered)
         return before
 

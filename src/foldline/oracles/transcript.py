@@ -240,10 +240,10 @@ class Transcript(Relay):
         return self._width or self.source.width
 
     def answer(self, x: Tensor) -> Tensor:
-        if hasattr(self.source, "answer_parts") and not len(self.stream.places.keys):
-            # Nothing was stored before, so nothing can be known: ask at once, and hash while replies are awaited.
-            answers = self._ask_in_parts(x, lambda start, end: self._count(x[start:end])[:2])
-            self._width = answers.shape[1] if self.kind == "values" else None
+        if not len(self.stream.places.keys):
+            # Nothing was stored before, so nothing can be known: ask at once, and hash while or after it answers.
+            answers, kept = self._ask(x, lambda start, end: self._count(x[start:end])[:2])
+            self._width = answers.shape[1] if kept and self.kind == "values" else self._width
             return answers
         digests, occurrence, known, parts = self._count(x)
         if known.all():
@@ -254,7 +254,7 @@ class Transcript(Relay):
             if len(new) < len(x):
                 ask, told = x[torch.from_numpy(new)], digest_rows(digests)[new].tobytes()
                 times = occurrence[new]
-            answers, kept = self._ask(ask, told, times)
+            answers, kept = self._ask(ask, lambda start, end: (told[start * DIGEST:end * DIGEST], times[start:end]))
             if not kept:
                 return answers                                      # the oracle says what is wrong with it
             if len(new) == len(x):
@@ -274,30 +274,27 @@ class Transcript(Relay):
             occurrence = self.stream.counts.occurrences(short_keys(digests))
             return digests, occurrence, *self.stream.known(digests, occurrence)
 
-    def _ask(self, x: Tensor, digests: bytes, occurrence: Array) -> tuple[Tensor, bool]:
+    def _ask(self, x: Tensor, keys: Callable[[int, int], tuple[bytes, Array]]) -> tuple[Tensor, bool]:
         """(answers, whether they were kept). Request by request where the source has several: a kill then loses
-        only those in flight."""
-        if hasattr(self.source, "answer_parts"):
-            return self._ask_in_parts(x, lambda start, end: (digests[start * DIGEST:end * DIGEST],
-                                                             occurrence[start:end])), True
-        self.run.about_to_send(len(x))
-        answers = self.source.answer(x)
-        good = worth_keeping(answers, len(x))
-        if good:
-            self.stream.keep(digests, occurrence, answers)
-        return answers, good
-
-    def _ask_in_parts(self, x: Tensor, keys: Callable[[int, int], tuple[bytes, Array]]) -> Tensor:
+        only those in flight. `keys` gives the digests and occurrences of rows start to end, each asked for once."""
         source: Any = self.source
+        if not hasattr(source, "answer_parts"):
+            self.run.about_to_send(len(x))
+            answers: Tensor = source.answer(x)
+            return answers, self._keep(answers, len(x), *keys(0, len(x)))
         source.on_sent = self.run.about_to_send                     # it counts resends too
-        blocks = []
+        blocks, kept = [], True
         for start, block in source.answer_parts(x):
             end = start + len(block)
-            digests, occurrence = keys(start, end)
-            if worth_keeping(block, end - start):
-                self.stream.keep(digests, occurrence, block)
+            kept &= self._keep(block, end - start, *keys(start, end))
             blocks.append(block)
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks), kept
+
+    def _keep(self, answers: Tensor, rows: int, digests: bytes, occurrence: Array) -> bool:
+        good = worth_keeping(answers, rows)
+        if good:
+            self.stream.keep(digests, occurrence, answers)
+        return good
 
 
 def worth_keeping(answers: Tensor, rows: int) -> bool:
