@@ -75,26 +75,6 @@ def test_training_in_the_span_is_the_same_training(digits: Dataset, changes: dic
     assert fast.info["in_span"] and "in_span" not in plain.info
 
 
-def test_training_in_the_span_resumes(digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = {"n": 12, "data_set": digits, "recipe": dataclasses.replace(EVERYDAY, steps=40), "arguments": NARROW,
-           "in_span": True}
-    whole = train_victim("everyday", rng=generator(5), **ask)
-    monkeypatch.setattr(fit_module, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(fit_module, "REPORT_SECONDS", 0.0)
-    seen: list[float] = []
-
-    def stop(stage: str, numbers: object) -> None:
-        seen.append(0)
-        if len(seen) == 20:
-            raise KeyboardInterrupt
-
-    path = tmp_path / "checkpoint.safetensors"
-    with pytest.raises(KeyboardInterrupt):
-        train_victim("everyday", rng=generator(5), checkpoint=path, progress=stop, **ask)
-    assert path.is_file()
-    assert same(whole.module, train_victim("everyday", rng=generator(5), checkpoint=path, **ask).module)
-
-
 @pytest.mark.parametrize(("name", "changes"), [("adamw", {}), ("dp-sgd", {}), ("conv", {"optimiser": "sgd"})])
 def test_training_in_the_span_is_refused_where_it_is_not_the_same(digits: Dataset, name: str,
                                                                   changes: dict[str, object]) -> None:
@@ -103,15 +83,15 @@ def test_training_in_the_span_is_refused_where_it_is_not_the_same(digits: Datase
         train_victim(name, rng=generator(0), n=20, data_set=digits, recipe=recipe, in_span=True)
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"batch": 5}, {"optimiser": "adamw", "momentum": 0.0}, {"optimiser": "log-loss"},
-    {"batch": 4, "noise_multiplier": 1.0}])
+@pytest.mark.parametrize(("changes", "in_span"), [
+    ({}, False), ({}, True), ({"batch": 5}, False), ({"optimiser": "adamw", "momentum": 0.0}, False),
+    ({"optimiser": "log-loss"}, False), ({"batch": 4, "noise_multiplier": 1.0}, False)])
 def test_an_interrupted_run_ends_bit_for_bit_the_same(digits: Dataset, tmp_path: Path, changes: dict[str, object],
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+                                                      in_span: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if "noise_multiplier" in changes:
         pytest.importorskip("opacus")
     recipe = dataclasses.replace(EVERYDAY, steps=40, **changes)
-    ask = {"n": 12, "data_set": digits, "recipe": recipe, "arguments": NARROW}
+    ask = {"n": 12, "data_set": digits, "recipe": recipe, "arguments": NARROW, "in_span": in_span}
     whole = train_victim("everyday", rng=generator(5), **ask)
     monkeypatch.setattr(fit_module, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(fit_module, "REPORT_SECONDS", 0.0)
