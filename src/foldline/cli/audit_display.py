@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foldline.cli.common import console
+from foldline.cli.live import LiveDisplay
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from foldline.auditing.plan import Planned
     from foldline.auditing.run import Audit
     from foldline.auditing.session import Outcome, Session
@@ -18,32 +20,16 @@ if TYPE_CHECKING:
 COLOURS = {"critical": "bold red", "high": "red", "medium": "yellow", "low": "green", "info": "blue"}
 
 
-class Display:
+class Display(LiveDisplay):
     """with Display(spec) as d: audit(..., progress=d.progress, watch=d.watch, planned=d.planned)"""
 
     def __init__(self, spec: AuditFile) -> None:
+        super().__init__()
         self.spec = spec
-        self.live: Any = None
         self.stages: list[Planned] = []
         self.state: dict[str, tuple[str, str, float]] = {}          # name -> (mark, text, seconds)
         self.session: Session | None = None
-        self.now, self.detail, self.started, self.began = "", "", time.monotonic(), time.monotonic()
-
-    def __enter__(self) -> Display:
-        if sys.stderr.isatty():
-            from rich.live import Live
-            self.live = Live(get_renderable=self.table, console=console(), refresh_per_second=8, transient=True)
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            self.live.stop()
-
-    def line(self, text: str) -> None:
-        if self.live is None:
-            sys.stderr.write(f"[{time.monotonic() - self.started:7.1f} s] {text}\n")
-            sys.stderr.flush()
+        self.now, self.detail, self.began = "", "", time.monotonic()
 
     def planned(self, session: Session, stages: list[Planned]) -> None:
         self.session, self.stages = session, stages
@@ -72,7 +58,7 @@ class Display:
             outcome.row.status if outcome.row is not None and outcome.row.status else status.message
         self.line(f"{step.stage.title}: {status.code}, {rows:,} rows, {took:.1f} s. {first}")
 
-    def table(self) -> Any:
+    def table(self) -> Table:
         from rich.markup import escape
         from rich.table import Table
         table = Table(title=escape(self.spec.name), title_justify="left", box=None, padding=(0, 2, 0, 0))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from foldline.cli.common import console
+from foldline.cli.live import LiveDisplay
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,33 +17,20 @@ EVERY = 5.0                 # seconds between plain lines of one stage
 NAMES = {"folds": "breakpoints found", "units": "units confirmed", "residual": "residual"}
 
 
-class Display:
+class Display(LiveDisplay):
     """with Display(oracle) as d: extract_from_values(..., progress=d.progress)"""
 
     def __init__(self, oracle: Oracle) -> None:
+        super().__init__()
         self.oracle = oracle
         self.seen: dict[str, float] = {}
-        self.stage, self.said, self.started = "starting", 0.0, time.monotonic()
-        self.live: Any = None
-
-    def __enter__(self) -> Display:
-        if sys.stderr.isatty():
-            from rich.live import Live
-            self.live = Live(get_renderable=self.table, console=console(), refresh_per_second=8, transient=True)
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            self.live.stop()
+        self.stage, self.said = "starting", 0.0
 
     def progress(self, stage: str, numbers: Mapping[str, float]) -> None:
         self.seen.update({k: v for k, v in numbers.items() if k in NAMES})
         now = time.monotonic()
-        if self.live is None and (stage != self.stage or now - self.said > EVERY):
-            sys.stderr.write(f"[{now - self.started:7.1f} s] {stage}: " + "; ".join(
-                f"{name} {value}" for name, value in self.rows()) + "\n")
-            sys.stderr.flush()
+        if stage != self.stage or now - self.said > EVERY:
+            self.line(f"{stage}: " + "; ".join(f"{name} {value}" for name, value in self.rows()))
             self.said = now
         self.stage = stage
 
