@@ -21,19 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from victims_pretrain import CASES as VICTIMS
+
 HERE = Path(__file__).resolve().parent
 os.environ.setdefault("FOLDLINE_DATA", str(HERE.parent.parent / "shared" / "data"))
 RESULTS = HERE / "results" / "reconstruct_baselines.jsonl"
 
-CASES = {   # name: (preset, data set, n)
-    "small-start-mnist-n20": ("small-start", "mnist", 20),
-    "everyday-mnist-n20": ("everyday", "mnist", 20),
-    "everyday-cifar10-n50": ("everyday", "cifar10", 50),
-    "small-start-mnist-n100": ("small-start", "mnist", 100),
-    "everyday-mnist-n100": ("everyday", "mnist", 100),
-    "everyday-cifar10-n100": ("everyday", "cifar10", 100),
-    "small-start-cifar10-n100": ("small-start", "cifar10", 100),
-}
+CASES = ("small-start-mnist-n20", "everyday-mnist-n20", "everyday-cifar10-n50", "small-start-mnist-n100",
+         "everyday-mnist-n100", "everyday-cifar10-n100", "small-start-cifar10-n100")        # of victims_pretrain.py
 METHODS = ("unmix", "rows", "atoms", "invert", "kkt mnist-a", "kkt mnist-b", "kkt cifar10-a", "kkt cifar10-b")
 
 
@@ -50,7 +45,7 @@ def main() -> None:
     seconds = 10.0 if options.quick else options.seconds
     print(f"{'victim':<26}{'seed':>5}  {'method':<14}{'recovered':>10}{'interval':>14}{'> 0.8':>7}{'> 0.9':>7}"
           f"{'> 0.99':>7}{'unseen > 0.8':>14}{'CPU s':>9}")
-    for case in options.case or list(CASES)[:1 if options.quick else None]:
+    for case in options.case or CASES[:1 if options.quick else None]:
         for seed in seeds:
             for method in options.method or METHODS:
                 row = measured(case, seed, method, seconds)
@@ -64,7 +59,7 @@ def measured(case: str, seed: int, method: str, seconds: float) -> dict[str, Any
     import foldline as fl
     from foldline.errors import FoldlineError
     from foldline.victims.cache import victim
-    v = victim(*CASES[case], seed=seed)
+    v = victim(*VICTIMS[case], seed=seed)
     row: dict[str, Any] = {"victim": case, "seed": seed, "method": method, "cap": seconds,
                            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     clock, cpu = time.monotonic(), time.process_time()
