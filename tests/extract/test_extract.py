@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import foldline as fl
+from foldline.randomness import Streams
 
 D = torch.float64
 
@@ -55,6 +56,20 @@ def test_values_near_one_row_per_parameter(d: int, h: int, k: int, per: float) -
     assert r.queries <= per * (h * (d + 1) + k * (h + 1)) / k
     assert error(net, r.network, d) < (1e-8 if d >= 64 else 1e-7)
     assert r.signs_unique is (h <= d) and (h > d or r.affine_free)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_weak_unit_far_out_costs_the_others_neither_rows_nor_digits(seed: int) -> None:
+    x0, u = torch.randn(2, 60, generator=Streams(fl.generator(seed))("line"), dtype=D)        # the first line's
+    net = network(60, 24, seed=100 + seed)
+    W, A = net.W.clone(), net.A.clone()
+    for i, t in enumerate((-140.0, -125.0, -100.0)):                 # where the folds of three units shall lie
+        W[i] -= u * (W[i] @ u + (W[i] @ x0 + net.b[i]) / t) / (u @ u + x0 @ u / t)
+    A[0, 1] *= 1e-5
+    net = fl.Network(W, net.b, A, net.P, net.q)
+    r = fl.extract_from_values(fl.value_oracle(net), rng=fl.generator(seed))
+    assert r.status.ok and r.units == 24 and r.lines_used == 1
+    assert error(net, r.network, 60) < 1e-8
 
 
 def test_more_outputs_cost_less() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from scipy.fft import dct
 from torch import Tensor
 
 from foldline.extract.lines import FoldLine
@@ -27,25 +28,29 @@ COARSE = 0.1                # the same when answers are noisy
 CLEAR = 5.0                 # later steps keep this many typical r away from a fold
 CONDITION = 60.0            # of the jumps that share one difference
 FILL = 0.8                  # of the outputs, how many folds share one difference: the rest are spare equations
+UNLIKE = 4.0                # times the median |r| of the pilot's directions that their mean square may be
 AGAIN = 8                   # rounds of asking again
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """x0 (d,), u (d,), E (d - 1, d): orthogonal to u and of its length."""
+    """x0 (d,), u (d,), E (d - 1, d): orthogonal to u and of its length, with no coordinate of x preferred."""
 
     x0: Tensor
     u: Tensor
     E: Tensor
 
     @classmethod
-    def of(cls, x0: Tensor, u: Tensor) -> Frame:
-        # The reflection that takes the first axis to u / |u| takes the others to its complement.
+    def of(cls, x0: Tensor, u: Tensor, rng: torch.Generator) -> Frame:
+        # The reflection that takes the first axis to u / |u| takes the others to its complement. Those are nearly axes,
+        # and the inputs of a trained network are not alike: cosines with random signs mix them.
         d, length = len(u), u.norm()
         v = u / length
         v = v + torch.sign(v[0] if v[0] != 0 else v.new_tensor(1.0)) * torch.eye(d, dtype=u.dtype)[0]
         H = torch.eye(d, dtype=u.dtype) - 2 * torch.outer(v, v) / (v @ v)
-        return cls(x0, u, H[1:] * length)
+        sign = torch.randint(0, 2, (d - 1, 1), generator=rng).to(u.dtype) * 2 - 1
+        E = torch.from_numpy(dct((sign * H[1:]).numpy(), axis=0, norm="ortho")) if d > 1 else H[1:]
+        return cls(x0, u, E * length)
 
     def at(self, t: Tensor) -> Tensor:
         return self.x0 + t[:, None] * self.u                         # (n, d)
@@ -107,7 +112,7 @@ def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame,
     pick = torch.tensor(pieces)
     t = 0.5 * (edges[:-1] + edges[1:])[pick]                         # (p,)
     solve = Solver(line, pick, known)
-    rho = torch.ones(m, dtype=torch.float64)                         # typical |r| of each unit
+    steep = (1 + line.t.square()).sqrt()                             # a far fold is a steep one: w.u is small
     first = min(PILOT, d - 1)
     step = torch.zeros(len(pick), d - 1, dtype=torch.float64)        # (p, d - 1)
     J = torch.zeros(len(pick), d - 1, k, dtype=torch.float64)        # slopes along E
@@ -119,37 +124,36 @@ def recover_units(ask: Callable[[Tensor], Tensor], line: FoldLine, frame: Frame,
             return torch.ones(len(t), dtype=torch.float64)
         return ((t[:, None] - line.t).abs() / rho).min(1).values
 
+    def settled(n: int) -> tuple[Tensor, int]:
+        """(r (m, n), steps that still cross) of the first n directions; steps that crossed a fold are asked again."""
+        for _ in range(AGAIN):
+            r = solve(J[:, :n])
+            bad = crossing_steps(r, base[:, :n], step[:, :n], line.t)            # (p, n)
+            if known is not None:
+                bad[pick == known] = False
+            if not bool(bad.any()):
+                return r, 0
+            step[:, :n][bad] = shorter(r, base[:, :n], step[:, :n], line.t, bad)
+            measure.some(base, step, J, torch.cat([bad, bad.new_zeros(len(bad), d - 1 - n)], 1))
+        return solve(J[:, :n]), int(bad.sum())
+
     if d == 1:
         return Measured(assembled(line, frame, pick, J, solve(J), known), line.t.new_zeros(m), 0.0, 0)
-    step[:, :first] = (COARSE if coarse else SHARE) * reach(t, rho)[:, None]
+    base = t[:, None].expand(len(pick), d - 1).clone()               # where on the line each step starts
+    step[:, :first] = (COARSE if coarse else SHARE) * reach(t, steep)[:, None]
     measure(t, step, J, torch.arange(first))
-    r = solve(J)                                                     # (m, d - 1)
+    r, crossed = settled(first)                                      # (m, first)
     if d - 1 > first or coarse:
-        size = r[:, :first].square().mean(1).sqrt()
+        size = r.square().mean(1).sqrt().minimum(UNLIKE * r.abs().median(1).values)
         noisy = solve.error(measure.noise(t[:, None]) / step[:, 0].abs().clamp_min(1e-300))
-        # Where noise is most of what the pilot saw, a unit is as steep as units are: |r| about 1.
+        # Where noise is most of what the pilot saw, a unit is as steep as units are.
         true = (size.square() - noisy.square()).clamp_min(0.0).sqrt()
-        rho = CLEAR * torch.where(noisy > 0.5 * size, true.clamp(1.0, 3.0), size.clamp_min(2e-4))
+        rho = CLEAR * torch.where(noisy > 0.5 * size, true.clamp(steep, 3 * steep), size.clamp_min(2e-4))
         t = balanced(t, line.t, edges, pick, rho) if m else t
-        again = reach(t, rho)
         first = 0 if coarse else first                               # noisy answers: the pilot's are not good enough
-        step[:, first:] = again[:, None]
+        base[:, first:], step[:, first:] = t[:, None], reach(t, rho)[:, None]
         measure(t, step, J, torch.arange(first, d - 1))
-        r = solve(J)
-    where = torch.stack([0.5 * (edges[:-1] + edges[1:])[pick], t])   # pilot's and later base points
-    base = torch.zeros(len(pick), max(d - 1, 1), dtype=torch.float64)
-    base[:, :first], base[:, first:] = where[0][:, None], where[1][:, None]
-    crossed = 0
-    for _ in range(AGAIN):
-        bad = crossing_steps(r, base, step, line.t)                  # (p, d - 1)
-        if known is not None:
-            bad[pick == known] = False
-        crossed = int(bad.sum())
-        if crossed == 0:
-            break
-        step[bad] = shorter(r, base, step, line.t, bad)
-        measure.some(base, step, J, bad)
-        r = solve(J)
+        r, crossed = settled(d - 1)
     live = step.abs().clamp_min(1e-300)
     off = measure.noise(base) * live.pow(-2).mean(1).sqrt()          # (p,): the pilot's short steps weigh most
     if known is not None:

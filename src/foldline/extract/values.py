@@ -216,7 +216,7 @@ class Run:
         """One line: its folds in the residual, then the units behind them. known: a t where the residual is zero."""
         assert self.floor is not None
         base = self.units
-        frame = Frame.of(x0, u)
+        frame = Frame.of(x0, u, self.streams(f"frame {len(self.lines)}"))
         fine = self.floor.kind == "arithmetic" and self.floor.value < 1e-9 * max(1.0, self.floor.radius)
         far = min(self.far, FAR if fine else 1e3)
         ends = (-far, far) if self.oracle.box is None else (-1.0, 1.0)
