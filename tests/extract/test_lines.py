@@ -67,7 +67,8 @@ def test_noise_moves_folds_but_invents_none() -> None:
 
 
 def test_a_fold_between_the_two_answers_of_a_step_is_one_fold() -> None:
-    from foldline.extract.lines import Piece, ValueSearch
+    from foldline.extract.line_pieces import Piece
+    from foldline.extract.lines import ValueSearch
     exact = hinges([0.0], [1.0])
     search = ValueSearch(exact, quiet, scale=None, limit=None)
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import foldline as fl
 from foldline.extract.least_squares import solve_least_squares
 from foldline.extract.noisy_lines import folds_in_noise
+from foldline.extract.noisy_repair import solve_missing
 from foldline.extract.units import Units
 
 D = torch.float64
@@ -62,6 +63,26 @@ def test_two_decimals_are_too_few_and_it_says_so(seed: int) -> None:
     off = error(net, r.network, 12)
     size = float(net(torch.randn(300, 12, generator=torch.Generator().manual_seed(9), dtype=D)).abs().max())
     assert r.status.code == "imprecise" or off * size < 10 * r.certificate.tolerance
+
+
+@pytest.mark.parametrize("seed", [1, 2, 8])
+def test_folds_that_four_decimals_hide_on_the_line_are_found_off_it(seed: int) -> None:
+    net = network(10, 10, seed=10_000 + seed)
+    r = fl.extract_from_values(fl.value_oracle(lambda x: (net(x) * 1e4).round() / 1e4, dim=10), rng=fl.generator(seed))
+    assert r.status.ok and r.units == 10 and r.queries <= 4 * 121
+    assert error(net, r.network, 10) < 1e-3
+
+
+def test_a_missing_unit_is_found_where_least_squares_alone_bends_the_others() -> None:
+    net, rng = network(6, 5, seed=3), torch.Generator().manual_seed(0)
+    x = torch.randn(160, 6, generator=rng, dtype=D)
+    whole = Units(net.W, net.b, net.A, net.P, net.q)
+    y, sigma = net(x) + 1e-6 * torch.randn(160, 1, generator=rng, dtype=D), torch.full((160,), 1e-6, dtype=D)
+    four = whole.keep(torch.arange(5) != int(net.A[0].abs().argsort()[2]))
+    assert solve_least_squares(four, x, y, sigma, rounds=60).rms > 1e3
+    found = solve_missing(four, x, y, sigma, enough=1.5, rng=rng)
+    assert found.rms < 1.5 and len(found.units) == 5
+    assert error(net, found.units.network(), 6) < 1e-5
 
 
 def test_folds_of_a_line_in_noise_are_all_found_in_eight_rows_each() -> None:

@@ -15,7 +15,8 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from foldline.extract.lines import FINE, TRIES, middle
+from foldline.extract.line_pieces import middle
+from foldline.extract.lines import FINE, TRIES
 
 AskGradients = Callable[[Tensor], tuple[Tensor, Tensor]]     # x (n, d) -> y (n,), gradient (n, d)
 

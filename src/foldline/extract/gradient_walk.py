@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foldline.extract.gradient_lines import Gap, Segment, gaps_between
-from foldline.extract.lines import middle
+from foldline.extract.line_pieces import middle
 from foldline.extract.noise import NoiseFloor
 from foldline.extract.regions import Region
 from foldline.extract.result import Line

@@ -19,7 +19,7 @@ import torch
 from scipy.fft import dct
 from torch import Tensor
 
-from foldline.extract.lines import FoldLine
+from foldline.extract.line_pieces import FoldLine
 from foldline.extract.units import Units
 
 PILOT = 8                   # directions asked first, to learn how far steps may go

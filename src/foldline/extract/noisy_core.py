@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foldline.extract.least_squares import solve_least_squares
 from foldline.extract.noisy_lines import NoisyLine, folds_in_noise
+from foldline.extract.noisy_repair import better_of, solve_annealed, solve_missing
 from foldline.extract.units import Units
 from foldline.randomness import Streams
 from foldline.results import Progress
@@ -72,11 +73,12 @@ class Course:
 
 class Core:
     def __init__(self, ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma: Callable[[Tensor], Tensor], space: Space,
-                 streams: Streams, progress: Progress, *, out: float) -> None:
-        """ask: x (n, d) -> (the x really asked, y (n, k)); sigma: x -> (n,) standard deviations of the answers; out:
-        how many times farther out to look as well (1 where noise grows with |x|)."""
+                 streams: Streams, progress: Progress, *, out: float, bound: float) -> None:
+        """ask: x (n, d) -> (the x really asked, y (n, k)); sigma: x -> (n,) standard deviations of the answers; bound:
+        how many of them an answer is off at most; out: how many times farther out to look as well (1 where noise grows
+        with |x|)."""
         self.ask_x, self.sigma, self.space, self.streams, self.progress = ask, sigma, space, streams, progress
-        self.out = out
+        self.out, self.bound = out, bound
         self.d = len(space.x0)
         self.X: list[Tensor] = []
         self.Y: list[Tensor] = []
@@ -116,27 +118,45 @@ class Core:
         # Farther out errors of slope count more, and a fit that starts too far off is lost there: near points first.
         for share, out in ((0.3, 0.0), (0.2, 1 / 3), (0.2, 2 / 3), (0.3, 1.0)):
             self.ask(self.scatter(max(8, int(share * total)), rng, self.out**out))
+            before = u
             u, rms = self.fit(u)
-            while rms > BAD and len(self.lines) < LINES and m and out == 0 and self.to_spend(u) > 11 * m:
-                u, rms = self.another_line(u, rms, rng)
+            if rms > BAD and m and out == 0:
+                # A fold that the line did not show: all other units bend to make up for it. So from before they did.
+                u, rms = self.complete(before, unknowns // (2 * k), rng)
+                while rms > BAD and len(self.lines) < LINES and self.to_spend(u) > 11 * m:
+                    u, rms = self.another_line(u, rms, rng)
+        if rms > BAD and m:
+            u, rms = self.complete(u, unknowns // (4 * k), rng)
         self.progress("core", {"units": len(u), "residual": rms})
         return u, rms
 
+    def complete(self, u: Units, more: int, rng: torch.Generator) -> tuple[Units, float]:
+        """u with the units that are missing, after up to `more` further points of the core."""
+        more = min(int(self.to_spend(u)), more)
+        if more > 0:
+            self.ask(self.scatter(more, rng))
+        c, y, sigma = self.answers()
+        found = solve_missing(u, c[:, :self.size], y, sigma, enough=BAD, rng=self.streams(f"missing {len(y)}"))
+        return found.units, found.rms
+
     def limit(self, u: Units) -> float:
-        """Rows that the unknowns need at the least."""
-        m, k = len(u), len(u.q)
+        """Rows that the unknowns need at the least; units without a fold of their own are not paid for."""
+        m, k = min(len(u), 1 + max(len(line.t) for line in self.lines)), len(u.q)
         return (m * (self.d + 1) + k * (m + 1)) / k
 
     def to_spend(self, u: Units) -> float:
         """Rows left beside those that all other directions will take, within a tenth of the least number of rows (more
         in small dimensions)."""
         ahead = (len(u) + 2) / len(u.q) * (self.d - self.size) + 0.03 * self.limit(u) + 60
-        return (1.1 + min(31 / self.d, 2.85)) * self.limit(u) - sum(len(x) for x in self.X) - ahead
+        return self.to_the_last(u) - ahead
+
+    def to_the_last(self, u: Units) -> float:
+        return (1.1 + min(31 / self.d, 2.85)) * self.limit(u) - sum(len(x) for x in self.X)
 
     def search(self, course: Course) -> NoisyLine:
         def error(t: float) -> float:
             c = course.at(torch.tensor([t], dtype=torch.float64))
-            return 4 * float(self.sigma(self.space.x(c)))
+            return self.bound * float(self.sigma(self.space.x(c)))
 
         line = folds_in_noise(lambda t: self.ask(course.at(t)), FAR, error=error, limit=400 + 20 * self.d)
         self.lines.append(line)
@@ -146,6 +166,8 @@ class Core:
     def fit(self, u: Units) -> tuple[Units, float]:
         c, y, sigma = self.answers()
         fitted = solve_least_squares(u, c[:, :self.size], y, sigma)
+        if fitted.rms > BAD:
+            fitted = better_of(fitted, solve_annealed(u, c[:, :self.size], y, sigma))
         return fitted.units, fitted.rms
 
     def scatter(self, n: int, rng: torch.Generator, out: float = 1.0) -> Tensor:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foldline.extract.least_squares import solve_least_squares
-from foldline.extract.lines import middle
+from foldline.extract.line_pieces import middle
 from foldline.extract.units import Units
 
 Array = NDArray[np.float64]

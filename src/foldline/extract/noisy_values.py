@@ -23,6 +23,7 @@ from foldline.extract.clearance import roomy_points
 from foldline.extract.least_squares import DENSE, solve_least_squares
 from foldline.extract.noisy_core import BAD, Core, Space, solve_slopes_alike
 from foldline.extract.noisy_lines import NoisyLine
+from foldline.extract.noisy_repair import better_of, pushed, solve_annealed, solve_missing, without_idle
 from foldline.extract.units import Units
 from foldline.randomness import Streams
 from foldline.results import Progress
@@ -45,24 +46,33 @@ class ThroughNoise:
 
 
 def recover_through_noise(ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma: Callable[[Tensor], Tensor],
-                          x0: Tensor, u: Tensor, *, grows: bool, spare: Callable[[int], Tensor], streams: Streams,
-                          progress: Progress) -> ThroughNoise:
+                          x0: Tensor, u: Tensor, *, grows: bool, bound: float, spare: Callable[[int], Tensor],
+                          streams: Streams, progress: Progress) -> ThroughNoise:
     """ask: x (n, d) -> (the x really asked, y (n, k)). sigma: x -> (n,), the answers' standard deviations; grows:
-    whether they grow with |x|. The first line is x0 + t u. spare(n): points (n, d) of the kind that matters."""
+    whether they grow with |x|; bound: how many of them an answer is off at most. The first line is x0 + t u. spare(n):
+    points (n, d) of the kind that matters."""
     space = Space.of(x0, u, streams("frame"))
     # The blurrier the core, the sooner its folds are not where they are thought to be.
     wide = NARROW if grows else min(max(BLUR / float(sigma(x0[None])), NARROW), WIDE)
-    core = Core(ask, sigma, space, streams, progress, out=max(1.0, wide / 10))
+    core = Core(ask, sigma, space, streams, progress, out=max(1.0, wide / 10), bound=bound)
     units, core_rms = core.recover()
     if core.size < core.d:
         # What is wrong in the core grows with the distance.
         good = core_rms <= BAD
         units = lift(core, units, wide if good else NARROW, AGAIN if good else 1)
-    core.ask_outside(spare(16 + int(min(0.03, 0.005 + 1.6 / core.d) * core.limit(units))))
+    # Answers at points of the kind that matters are worth more than any others: as many as can be paid.
+    share = min(0.03, 0.005 + 1.6 / core.d) * core.limit(units)
+    core.ask_outside(spare(16 + int(max(share, min(core.to_the_last(units) - 50, 0.6 * core.limit(units))))))
     progress("least squares", {"units": len(units), "rows": sum(len(x) for x in core.X)})
     c, y, s = core.answers()
     small = units.W.numel() <= DENSE                                 # above that a step takes seconds, and few suffice
     last = solve_least_squares(units, c, y, s, rounds=20 if small else 2, start=1e-11, tight=small)
+    if last.rms > BAD and small:
+        rng = streams("at last")
+        last = better_of(last, solve_missing(units, c, y, s, enough=BAD, rng=rng) if core.size == core.d else
+                         pushed(solve_annealed(units, c, y, s), c, y, s, enough=BAD, rng=rng))
+    if small and core.size == core.d:
+        last = without_idle(last, c, y, s, len(last.units) - max(len(line.t) for line in core.lines))
     return ThroughNoise(space.outside(last.units), core.lines, core_rms, last.rms, torch.cat(core.X), y)
 
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from foldline.errors import BudgetExhausted
 from foldline.extract.jumps import Frame, recover_units
-from foldline.extract.lines import FoldLine, folds_from_values
+from foldline.extract.line_pieces import FoldLine
+from foldline.extract.lines import folds_from_values
 from foldline.extract.links import LOOSE, NEAR, Unlinked, link_of, linked
 from foldline.extract.noise import NoiseFloor, floor_of_values, scatter_of_values
 from foldline.extract.noisy_core import BAD
@@ -195,7 +196,8 @@ class Run:
             return x, self.oracle(x).double()
 
         rng = self.streams("probes")
-        found = recover_through_noise(ask, sigma, x0, u, grows=grows, streams=self.streams, progress=self.progress,
+        found = recover_through_noise(ask, sigma, x0, u, grows=grows, bound=1.8 if rounded else 4.0,
+                                      streams=self.streams, progress=self.progress,
                                       spare=lambda n: self.region.points(n, rng=rng))
         self.units, self.noisy = merged(found.units, tolerance=1e-7, drop=0.0), found
         x = self.oracle.snap(self.region.points(2 * self.probes, rng=rng))
