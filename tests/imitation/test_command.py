@@ -123,6 +123,21 @@ def test_noise_queries_and_blends_from_the_command(target: str, tmp_path: Path) 
     assert found.exit_code != 0
 
 
+@pytest.mark.parametrize(("options", "said"), [
+    (("--student", "two-layer", "--hidden", "8"), "--hidden is for --student conv only"),
+    (("--student", "logistic", "--width", "8"), "has no --width"),
+    (("--student", "twolayer", "--hidden", "8"), "no network preset 'twolayer'"),
+    (("--student", "torch:torch.nn:Identity", "--width", "8"), "--width cannot change torch:torch.nn:Identity"),
+])
+def test_a_size_that_the_student_does_not_have_is_one_sentence(target: str, tmp_path: Path, options: tuple[str, ...],
+                                                               said: str) -> None:
+    found = CliRunner().invoke(app, ["imitate", target, "--queries", str(tmp_path / "rows.npz"), *options])
+    # The error may be raised through the runner or printed by the command's own handler.
+    shown = f"{found.output} {found.exception}"
+    assert found.exit_code != 0
+    assert said in " ".join(shown.split()) and "TypeError" not in shown and "unexpected keyword" not in shown
+
+
 def test_the_figure_draws_the_papers_points_in() -> None:
     rows = [{"explain": "gradient", "n": 10, "accuracy": 0.96, "target_accuracy": 0.98},
             {"explain": None, "n": 10, "accuracy": 0.5, "target_accuracy": 0.98},

@@ -217,13 +217,21 @@ def square(dim: int) -> tuple[int, ...]:
 def make_student(name: str, width: int | None, hidden: int | None, shape: tuple[int, ...] | None, dim: int,
                  outputs: int, streams: Any) -> Any:
     from foldline.errors import BadInput
-    from foldline.networks.presets import build
+    from foldline.networks.presets import BUILDERS, build
     from foldline.oracles.targets import target_module
+    given = ", ".join(f"--{n}" for n, v in (("width", width), ("hidden", hidden)) if v is not None)
     if ":" in name:
+        if given:
+            raise BadInput(f"{given} cannot change {name}: such a student brings its own size.")
         found = target_module(name)
         if found is None:
             raise BadInput(f"{name} is not a torch module; a student has to be one.")
         return found
+    if hidden is not None and name in BUILDERS and name != "conv":
+        raise BadInput(f"--hidden is for --student conv only (its dense layer); {name} has no such layer."
+                       f"{'' if name == 'logistic' else ' Its size is set with --width.'}")
+    if width is not None and name == "logistic":
+        raise BadInput("A logistic student is one linear layer and has no --width.")
     guessed = shape or square(dim)
     arguments: dict[str, Any] = {} if width is None else ({"widths": (width, width)} if name == "mlp" else
                                                           {"width": width})

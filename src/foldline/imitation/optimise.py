@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from foldline.imitation.committee import MOST_QUERIES, committee_loss, gather_committee
 from foldline.imitation.losses import Lesson, Pupil, Scores, ValueLoss, joint_loss, score_lesson
+from foldline.imitation.soften import Softened, tau_at
 from foldline.randomness import Streams
 from foldline.results import Progress, silent
 
@@ -40,6 +41,7 @@ class Plan:
     steps: int = 1500
     batch: int = BATCH
     values: ValueLoss = "squared"
+    soft: float = 0.0           # how soft folds are at the start (soften.py); only explanations need it
 
 
 @dataclass(frozen=True)
@@ -171,13 +173,16 @@ def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: st
     batches, draws = streams(f"batches of {name}"), streams(f"draws of {name}")
     recent: list[float] = []
     last = time.perf_counter()
+    folds = Softened()
     with torch.enable_grad(), learning(pupil, lesson):
         for i in range(plan.steps):
             for group in optimiser.param_groups:
                 group["lr"] = plan.lr * rate(i / plan.steps)
             part = lesson if lesson.n <= plan.batch else \
                 lesson.part(torch.randint(lesson.n, (plan.batch,), generator=batches))
-            loss = joint_loss(pupil, part, lam=plan.lam, values=plan.values, rng=draws)
+            folds.tau = tau_at(plan.soft, i / plan.steps)
+            with folds if folds.tau else contextlib.nullcontext():
+                loss = joint_loss(pupil, part, lam=plan.lam, values=plan.values, rng=draws)
             if extra is not None:
                 loss = loss + extra(pupil, draws)
             optimiser.zero_grad(set_to_none=True)
