@@ -26,6 +26,7 @@ from foldline.oracles.endpoint import open_endpoint
 from foldline.oracles.endpoint_calls import parse_retry_after
 from foldline.oracles.endpoint_spec import read_spec
 from foldline.oracles.endpoint_wire import numbers, ordered, put, take
+from foldline.serving.app import make_app
 from foldline.serving.run import serving
 
 ME = "my own server in a test"
@@ -333,6 +334,20 @@ def test_concurrency_is_bounded(tmp_path):
         source.answer(ONE.expand(12, 4))
         source.close()
     assert 1 < most <= 3
+
+
+def test_batches_are_cut_so_that_requests_overlap_where_more_of_them_cost_nothing(tmp_path):
+    source = plain(tmp_path, "http://127.0.0.1:1/predict", "    rows_per_request: 64\n")
+    assert [source.request_size(n) for n in (1, 60, 1000)] == [64, 64, 64]
+    source = plain(tmp_path, "http://127.0.0.1:1/predict", "    rows_per_request: 64\n    least_rows: 10\n")
+    assert [source.request_size(n) for n in (1, 60, 160, 1000)] == [10, 10, 20, 64]         # four may be under way
+    net = torch.nn.Linear(4, 1, dtype=torch.float64)
+    x = torch.randn(1000, 4, generator=fl.generator(0), dtype=torch.float64)
+    with serving(make_app(net)) as url, serving(make_app(net, rate_limit=100.0)) as limited:
+        for address, requests in ((url, 4), (limited, 1)):                                  # a limit counts requests
+            own = open_endpoint(address, "values", authorised=ME)
+            assert torch.allclose(own.answer(x), net(x).detach(), atol=1e-12) and own.bill.requests == requests
+            own.close()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")

@@ -49,7 +49,7 @@ class Noisy(Relay):
 
     def answer(self, x: Tensor) -> Tensor:
         y = self.source.answer(x)                                           # (n, width)
-        keys = short_keys(row_digests(x.to(self.dtype)))
+        keys = short_keys(row_digests(x, self.dtype))
         times = self.counts.occurrences(keys) if self.independent else 0 * keys.astype("i8")
         start = torch.from_numpy(keys.view("i8")) ^ splitmix(torch.from_numpy(times) + (self.seed << 20))
         return (y.double() + self.sigma * gaussian(start, y.shape[1])).to(y.dtype)

@@ -32,7 +32,7 @@ from foldline.oracles import authorisation, endpoint_wire
 from foldline.oracles.endpoint_calls import Bill, Caller, client_library
 from foldline.oracles.endpoint_spec import LOOPBACK, AnswerSpec, EndpointSpec, RequestSpec, checked_url, read_spec
 from foldline.oracles.endpoint_wire import JSON, SAFETENSORS, numbers, ordered, parse_json, put, take
-from foldline.oracles.protocols import Box, Kind, all_finite
+from foldline.oracles.protocols import Box, Kind, all_finite, joined
 
 if TYPE_CHECKING:
     import httpx
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE = "FOLDLINE_API_KEY"
 DOORS = ("predict", "label", "explain", "health")
 REQUEST_BYTES = 8 << 20         # our own server: rows per request are chosen to stay below this
+LEAST_ROWS = 256                # our own server: below this a request costs more than it saves by overlapping
 
 
 def open_endpoint(text: str, kind: Kind, *, output: int | Literal["all"] = 0, threshold: float = 0.0,
@@ -126,13 +127,13 @@ class EndpointSource:
         self.caller.client.close()
 
     def answer(self, x: Tensor) -> Tensor:
-        blocks = [block for _, block in self.answer_parts(x)]
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        return joined([block for _, block in self.answer_parts(x)])
 
     def answer_parts(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(first row, block) of each request, in order, as they become whole: what a transcript may keep."""
-        chunks = list(torch.split(x.detach().cpu().double(), self.rows_per_request))
-        starts = range(0, len(x), self.rows_per_request)
+        size = self.request_size(len(x))
+        chunks = list(torch.split(x.detach().cpu().double(), size))
+        starts = range(0, len(x), size)
         if len(chunks) == 1 or self.spec.concurrency == 1:
             for start, chunk in zip(starts, chunks, strict=True):
                 yield start, self.ask(chunk)
@@ -153,6 +154,17 @@ class EndpointSource:
             # What is under way is billed, so it is waited for; but Ctrl-C does not wait.
             pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
             raise
+
+    def request_size(self, rows: int) -> int:
+        """Rows of each request of a batch: as many as may be, or fewer where the target says that this is no worse.
+
+        With two requests for each that may be under way, one is encoded and another checked and kept while the target
+        works on the rest. The size depends on the batch alone, so a batch asked again is cut at the same places.
+        """
+        most, least = self.rows_per_request, self.spec.least_rows
+        if least is None or self.spec.concurrency == 1:
+            return most
+        return min(most, max(least, -(-rows // (2 * self.spec.concurrency))))
 
     def ask(self, x: Tensor) -> Tensor:
         """One request: (n, d) -> (n, width), checked."""
@@ -303,6 +315,7 @@ def own_server(url: str, kind: Kind, output: int | Literal["all"], *, timeout: f
         return EndpointSpec(
             url=f"{base}/predict", dim=health["dim"], outputs=health["outputs"], dtype=health["dtype"],
             box=health["box"], rows_per_request=rows, concurrency=2, request=request,
+            least_rows=LEAST_ROWS if health.get("rate_limit") is None else None,     # a limit counts requests
             values=AnswerSpec(answers="values", ids="ids") if "values" in health["answers"] else None,
             labels=AnswerSpec(url=f"{base}/label", answers="labels", ids="ids"),
             gradient=AnswerSpec(url=explain, answers="gradients", value="values", ids="ids")

@@ -73,6 +73,7 @@ class EndpointSpec(Strict):
     dtype: Literal["float32", "float64"] = "float64"
     box: tuple[float, float] | None = None
     rows_per_request: int = Field(default=64, gt=0, le=1_000_000)
+    least_rows: int | None = Field(default=None, gt=0)     # batches are cut finer so that requests overlap, not below
     concurrency: int = Field(default=4, gt=0, le=64)
     rate_limit: Positive | None = None
     timeout: Positive = 30.0

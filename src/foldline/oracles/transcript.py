@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from foldline.errors import BadFile, BadInput
-from foldline.oracles.protocols import Source, all_finite
+from foldline.oracles.protocols import Source, all_finite, joined
 from foldline.oracles.rowkeys import DIGEST, Array, Counts, Places, row_digests, short_keys, with_occurrence
 from foldline.oracles.shapes import tensors_of
 from foldline.oracles.wrappers import Relay
@@ -269,7 +269,7 @@ class Transcript(Relay):
 
     def _count(self, x: Tensor) -> tuple[bytes, Array, Array, list[tuple[Array, Tensor]]]:
         """(digests, how often each row was asked before, which are known, the answers of those)"""
-        digests = row_digests(x.to(self.dtype))
+        digests = row_digests(x, self.dtype)
         with self.stream.lock:
             occurrence = self.stream.counts.occurrences(short_keys(digests))
             return digests, occurrence, *self.stream.known(digests, occurrence)
@@ -288,7 +288,7 @@ class Transcript(Relay):
             end = start + len(block)
             kept &= self._keep(block, end - start, *keys(start, end))
             blocks.append(block)
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks), kept
+        return joined(blocks), kept
 
     def _keep(self, answers: Tensor, rows: int, digests: bytes, occurrence: Array) -> bool:
         good = worth_keeping(answers, rows)

@@ -119,7 +119,8 @@ def make_app(target: Any, *, switches: Switches = OPEN, api_key: str | None = No
         return {"status": "ok", "name": name, "foldline": __version__, "dim": victim.dim, "outputs": victim.outputs,
                 "dtype": "float32" if victim.dtype == torch.float32 else "float64", "box": victim.box,
                 "answers": victim.answers, "explanations": METHODS if "gradient" in victim.answers else [],
-                "rows_per_request": max_rows, "bytes_per_request": limit, "encodings": ["json", "safetensors"],
+                "rows_per_request": max_rows, "bytes_per_request": limit, "rate_limit": rate_limit,
+                "encodings": ["json", "safetensors"],
                 "api_key": api_key is not None}
 
     @app.post("/predict", dependencies=locks, openapi_extra=body, responses=said("values", "(n, outputs)"))
