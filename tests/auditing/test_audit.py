@@ -21,7 +21,10 @@ import foldline as fl
 from foldline.auditing.plan import planned_only
 from foldline.auditing.run import resolved
 from foldline.errors import BadInput, FoldlineError, NotAuthorised
+from foldline.oracles.authorisation import authorised
 from foldline.reports.files import read_report
+from foldline.serving.app import make_app
+from foldline.serving.run import serving
 
 METHODS = ["span", "obfuscate", "extract"]
 
@@ -164,6 +167,28 @@ def test_a_plan_asks_nothing() -> None:
                                       "budget": {"queries": 900}})[0]).stages[0].estimate.rows
 
 
+def test_a_plan_says_what_is_then_asked(tmp_path: Path) -> None:
+    """Over HTTP, where defences ask the target again: exact numbers are exact, and no other is crossed."""
+    x = torch.rand(60, 12, generator=fl.generator(0), dtype=torch.float64)
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    with serving(make_app(network())) as url:
+        wanted = spec(target=url, authorised="a test's own server", access=["values", "gradients", "labels"],
+                      methods=["span", "imitate", "obfuscate", "extract"], students=[3, 20],
+                      defences=["round-2", "budget-half", "label-only", "smoothgrad"],
+                      reference={"inputs": str(tmp_path / "x.npz")})
+        with authorised("a test's own server"):
+            planned = {p.stage.title: p.estimate for p in planned_only(resolved(wanted)[0]).stages}
+        found = fl.audit(wanted, tmp_path / "out")
+    asked = dict.fromkeys(planned, 0)
+    for row in found.document.ledger.rows:
+        asked[row.stage] += row.rows
+    exact = {title for title, e in planned.items() if e.exact}
+    assert {"A student from few explanations", "Noise that the model cannot see", "Defence: labels only"} <= exact
+    assert {t: asked[t] for t in exact} == {t: planned[t].rows for t in exact}
+    assert asked["A student from few explanations"] == 40 + 2 * (3 + 20 + 1)        # one row of the larger, twice
+    assert all(0 < asked[t] <= (planned[t].most or 0) for t in planned.keys() - exact)
+
+
 def test_labels_and_values_alone_are_tried_within_their_share(tmp_path: Path) -> None:
     found = fl.audit(spec(methods=["span", "learn", "labels"], access=["values", "gradients", "labels"],
                           budget={"queries": 20_000}), tmp_path / "rich")
@@ -196,9 +221,7 @@ def test_a_target_that_cannot_be_opened_leaves_the_folder_free(tmp_path: Path) -
 
 def test_faults_change_the_wire_and_not_the_report(tmp_path: Path) -> None:
     """The budget is the larger for what the network loses, and the report says how much that was."""
-    from foldline.serving.app import make_app
     from foldline.serving.faults import Faulty
-    from foldline.serving.run import serving
     found, port = [], 0
     for faulty in (False, True):
         app: Any = make_app(network(), max_rows=8)
@@ -266,8 +289,6 @@ def test_a_typo_ends_in_a_sentence_and_exit_code_two(arguments: list[str], says:
 
 def test_kills_over_http_leave_the_same_report(tmp_path: Path) -> None:
     """Three SIGKILLs at random moments, each resumed; a slow server makes sure that there is something to kill."""
-    from foldline.serving.app import make_app
-    from foldline.serving.run import serving
     chance = random.Random(3)
     with serving(make_app(network(), rate_limit=60.0)) as url:
         path = tmp_path / "audit.yaml"

@@ -99,10 +99,10 @@ def sketch(audit: AuditFile) -> Subject:
         source: Source = source_of(blank, kind)
         return source
 
-    rows = torch.zeros(SAMPLES, 784, dtype=torch.float64)
+    rows, public = (torch.zeros(n, 784, dtype=torch.float64) for n in (SAMPLES, PUBLIC))
     access = audit.access or ("values", "gradients", "labels")
     return Subject(f"digits 784-{WIDTHS[0]}-{WIDTHS[1]}-1", "loopback", access, opened,
-                   Known(image_shape=(28, 28), inputs=rows), Owner(rows, rows, rows))
+                   Known(image_shape=(28, 28), inputs=public), Owner(rows, rows, public))
 
 
 def network_widths(name: str) -> tuple[int, ...]:

@@ -33,16 +33,19 @@ def method(stage: Stage, explains: str, result: Result, *, numbers: Mapping[str,
 
 def of_its_share(told: Method) -> Method:
     """A method that used up the part of the budget set aside for it has not ended the audit."""
+    if told.status.code != "budget":
+        return told
     why = f"The part of the budget set aside for it is used up. {told.status.message}"
     status = told.status.model_copy(update={"code": "share", "message": why})
     return told.model_copy(update={"status": status})
 
 
 def cost(session: Session, asked: str = "", rows: int | None = None) -> Cost:
-    """What this stage asked, in rows and, where a row has a price, in money."""
+    """What this stage asked, or `rows` of the main target, and, where a row has a price, the money for it."""
     n = sum(session.asked.values()) if rows is None else rows
-    prices = {s: session.subjects[s].price for s, _ in session.asked}
-    money = sum(rows * prices[s] for (s, _), rows in session.asked.items()) if session.priced else None
+    paid = rows * session.main.price if rows is not None else \
+        sum(k * session.subjects[s].price for (s, _), k in session.asked.items())
+    money = paid if session.priced else None
     kinds = ", ".join(sorted({ASKED[a] for _, a in session.asked})) or "nothing new was asked"
     return Cost(rows=n, asked=asked or kinds, money=money, currency=session.audit.budget.currency)
 

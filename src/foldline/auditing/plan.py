@@ -58,14 +58,24 @@ class Plan:
     budget: int | None
     price: float
 
+    @property
+    def total(self) -> Estimate:
+        every = [s.estimate for s in self.stages]
+        most = None if any(e.most is None for e in every) else sum(e.most or 0 for e in every)
+        if self.budget is not None and (most is None or most > self.budget):
+            most = self.budget
+        return Estimate(sum(e.rows for e in every), sum(e.seconds for e in every), most=most,
+                        exact=all(e.exact for e in every))
+
 
 def planned_only(audit: AuditFile) -> Plan:
     """The plan of an audit without opening what would ask, train or listen."""
     from foldline.auditing import demo
     from foldline.auditing.subjects import subject_of
-    main = demo.sketch(audit) if audit.target == demo.TARGET else subject_of(audit)
+    own = audit.target == demo.TARGET
+    main = demo.sketch(audit) if own else subject_of(audit)
     rows, _ = budget_rows(audit, main.price)
-    session = Session(audit, {"main": main, "copy": main, "small": main}, None, budget=rows)
+    session = Session(audit, dict.fromkeys(("main", "copy", "small") if own else ("main",), main), None, budget=rows)
     return Plan(plan(session), rows, main.price)
 
 

@@ -54,9 +54,25 @@ class Outcome(Part):
 
 @dataclass(frozen=True)
 class Estimate:
+    """About `rows`, never more than `most`."""
+
     rows: int
     seconds: float
     note: str = ""
+    most: int | None = None                                 # None: only the audit's budget sets an end
+    exact: bool = False                                     # unless a budget ends before
+
+    @classmethod
+    def exactly(cls, rows: int, seconds: float, note: str) -> Estimate:
+        return cls(rows, seconds, note, rows, True)
+
+    @property
+    def said(self) -> str:
+        return f"{self.rows:,}" if self.exact else f"~{self.rows:,}"
+
+    @property
+    def said_most(self) -> str:
+        return "budget" if self.most is None else f"{self.most:,}"
 
 
 @dataclass(frozen=True)

@@ -106,22 +106,23 @@ def show_plan(spec: AuditFile) -> None:
     found = planned_only(spec)
     table = Table(title=f"Plan: {escape(spec.name)}", title_justify="left")
     table.add_column("stage")
-    table.add_column("rows", justify="right")
-    table.add_column("seconds", justify="right")
+    for column in ("rows", "at most", "seconds"):
+        table.add_column(column, justify="right")
     table.add_column("remark")
     for step in found.stages:
-        table.add_row(escape(step.stage.title), f"{step.estimate.rows:,}", f"{step.estimate.seconds:.0f}",
-                      escape(step.estimate.note))
-    rows, seconds = (sum(getattr(s.estimate, k) for s in found.stages) for k in ("rows", "seconds"))
+        e = step.estimate
+        table.add_row(escape(step.stage.title), e.said, e.said_most, f"~{e.seconds:.0f}", escape(e.note))
+    total = found.total
     table.add_section()
-    table.add_row("in all", f"{rows:,}", f"{seconds:.0f}", f"{rows * found.price:.2f} {spec.budget.currency}"
-                  if found.price else "")
+    table.add_row("in all", total.said, total.said_most, f"~{total.seconds:.0f}",
+                  f"~{total.rows * found.price:.2f} {spec.budget.currency}" if found.price else "")
     out = Console(highlight=False)
     out.print(table)
     if found.budget is not None:
-        verdict = "within" if rows <= found.budget else "MORE THAN"
-        out.print(f"Estimates; {verdict} the budget of {found.budget:,} rows, which is never crossed.")
-    out.print("Nothing was asked.")
+        verdict = "within" if total.rows <= found.budget else "MORE THAN"
+        out.print(f"About {total.rows:,} rows: {verdict} the budget of {found.budget:,}, which is never crossed.")
+    out.print("~ is an estimate; a number without it is what will be asked, unless a budget ends before. Nothing was "
+              "asked.")
 
 
 def summary(done: Audit) -> None:

@@ -18,6 +18,7 @@ from foldline.auditing.defences import DEFENCES, Defence
 from foldline.auditing.judging import judge
 from foldline.auditing.session import Estimate, Outcome, Session, Stage
 from foldline.auditing.stages import labels
+from foldline.auditing.stages import span as span_stage
 from foldline.auditing.subjects import Subject
 from foldline.errors import BadSpec, FoldlineError
 from foldline.oracles.local import source_of
@@ -45,8 +46,11 @@ class Leak:
     remark: str = ""
 
 
+UNDEFENDED = Defence("none", "answers", "no defence", "raw answers")
+
+
 def baseline() -> Stage:
-    return stage(Defence("none", "answers", "no defence", "raw answers"))
+    return stage(UNDEFENDED)
 
 
 def stage(defence: Defence) -> Stage:
@@ -56,21 +60,50 @@ def stage(defence: Defence) -> Stage:
 
 
 def estimate(session: Session, defence: Defence) -> Estimate:
-    if defence.switches.get("top_label") and "labels" not in (session.audit.methods or ("labels",)):
-        return Estimate(0, 60.0, "half a million labels of the owner's own copy, not billed") \
-            if "copy" in session.subjects or session.main.module is not None else Estimate(2 * HONEST, 2.0, "")
     seconds = {"training": 12.0, "answers": 6.0, "access": 4.0}[defence.group]
-    if "copy" in session.subjects or session.main.module is not None:
-        return Estimate(0, seconds, "on the owner's own copy, not billed")
-    return Estimate(2 * HONEST + 120, seconds, "asks the target again")
+    own, by_label = "copy" in session.subjects or session.main.module is not None, defence.switches.get("top_label")
+    if by_label and own and "labels" not in (session.audit.methods or ("labels",)):
+        return Estimate.exactly(0, 60.0, "half a million labels of the owner's own copy, not billed")
+    if own:
+        return Estimate.exactly(0, seconds, "on the owner's own copy, not billed")
+    if why_not(session, defence):
+        return Estimate.exactly(0, 0.0, "not tried: it needs what only the owner has")
+    x, access = honest_inputs(session.main), session.main.access
+    doors = len({"values", "gradients"} & set(access)) or 1
+    fixed = 0 if x is None else len(x) * (doors + (1 if by_label else doors))
+    if by_label or "gradients" not in access:
+        return Estimate.exactly(fixed, seconds, "asks the target again")
+    share = defence.budget_share
+    about, most = span_stage.expected(session), span_stage.most(session) or 0
+    if share is not None:
+        about, most = max(1, int(share * about)), max(1, int(share * most))
+    else:
+        most *= PATIENCE
+    return Estimate(fixed + about, seconds, "asks the target again", fixed + most)
+
+
+def why_not(session: Session, defence: Defence) -> str:
+    """Why a defence cannot be tried on this target, before anything is asked for it."""
+    if defence.group == "training" and "copy" not in session.subjects:
+        return (f"The defence {defence.name} retrains the model, which needs its recipe: it is tried on the embedded "
+                f"demo only.")
+    if defence.switches.get("smoothgrad") and session.subjects.get("copy", session.main).module is None:
+        return ("SmoothGrad over somebody's gradients would ask 50 rows for one: it is tried where the model's weights "
+                "are at hand.")
+    return ""
+
+
+def honest_inputs(subject: Subject) -> Tensor | None:
+    owner = subject.owner
+    x = owner.test if owner is not None and owner.test is not None else subject.known.inputs
+    return None if x is None else x[:HONEST]
 
 
 def owners_model(session: Session, defence: Defence) -> Subject:
     """The subject the defence is tried on: the owner's copy where there is one."""
+    if why_not(session, defence):
+        raise BadSpec(why_not(session, defence))
     if defence.group == "training":
-        if "copy" not in session.subjects:
-            raise BadSpec(f"The defence {defence.name} retrains the model, which needs its recipe: it is tried on the "
-                          f"embedded demo only.")
         from foldline.auditing.demo import victim
         assert session.run is not None
         return victim(defence.name, session.audit.seed, Path(session.run.folder), session.progress)
@@ -80,13 +113,11 @@ def owners_model(session: Session, defence: Defence) -> Subject:
 def attack(session: Session, defence: Defence) -> Leak:
     import foldline as fl
     subject = owners_model(session, defence)
-    x = subject.owner.test[:HONEST] if subject.owner is not None and subject.owner.test is not None else \
-        subject.known.inputs[:HONEST] if subject.known.inputs is not None else None
-    bare = subject
+    x = honest_inputs(subject)
     scale = 1.0
     plain = None
     if x is not None:
-        plain = answers(session, bare, x, "plain")
+        plain = answers(session, behind(subject, UNDEFENDED, 1.0), x, "plain")
         scale = float(plain[1].abs().amax(1).median()) if plain[1] is not None else 1.0
     defended = behind(subject, defence, scale)
     honest = answers(session, defended, x, "honest") if x is not None and plain is not None else None
@@ -174,9 +205,6 @@ def behind(subject: Subject, defence: Defence, scale: float) -> Subject:
     from foldline.serving.victim import Switches
     settings: dict[str, Any] = {**defence.switches, **{k: v * scale for k, v in defence.relative.items()}}
     switches = Switches(**settings)
-    if switches.smoothgrad and subject.module is None:
-        raise BadSpec("SmoothGrad over somebody's gradients would ask 50 rows for one: it is tried where the model's "
-                      "weights are at hand.")
 
     def opened(kind: Kind) -> Source:
         source: Source = subject.open(kind)
@@ -233,8 +261,6 @@ def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
     if leak.extraction is not None:
         row |= {"extraction_rows": leak.extraction.queries,
                 "extraction_error": leak.extraction.certificate.worst if leak.extraction.status.ok else None}
-        if not leak.extraction.status.ok:
-            row["status"] = " ".join(filter(None, [row["status"], "No exact copy of the second model."]))
     row |= honest_numbers(session, leak)
     if defence.group == "training":                                     # another model, not another answer
         row |= {"output_change": None, "explanation_change": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foldline.auditing.findings import assumption, certificate, cost, finding, method
+from foldline.auditing.findings import assumption, certificate, cost, finding, method, of_its_share
 from foldline.auditing.session import Estimate, Outcome, Session, Stage
 from foldline.extract.result import Extraction
 from foldline.randomness import unit_rows
@@ -24,10 +24,15 @@ def which(session: Session) -> str:
     return "small" if "small" in session.subjects else "main"
 
 
+def allowed(session: Session) -> int:
+    return MOST if session.left is None else max(1, min(MOST, int(SHARE * session.left)))
+
+
 def estimate(session: Session) -> Estimate:
     subject = session.subjects[which(session)]
     if "gradients" in subject.access:
-        return Estimate(4 * UNITS + PROBES, 5.0, f"about 3 rows per hidden unit; {MOST:,} at most on other networks")
+        return Estimate(min(4 * UNITS + PROBES, allowed(session)), 5.0, f"about 3 rows per hidden unit, and {PROBES}",
+                        allowed(session))
     return Estimate(2 * UNITS * session.dim(which(session)), 30.0, "about one value per parameter")
 
 
@@ -37,8 +42,8 @@ def attack(session: Session) -> Extraction:
     rng = session.rng("extract")
     found: Extraction
     if "gradients" in session.subjects[subject].access:
-        oracle = session.oracle("gradients", subject)
-        most = MOST if session.left is None else max(1, min(MOST, int(SHARE * session.left)))
+        most = allowed(session)
+        oracle = session.oracle("gradients", subject, most=most)
         found = fl.extract_from_gradients(oracle, rng=rng, max_queries=most, probes=PROBES,
                                           progress=session.progress)
     else:
@@ -75,10 +80,12 @@ def tell(session: Session, result: Extraction) -> Outcome:
                f"Limit the rows per client below {result.queries:,}: fewer cannot fix so many weights.",
                "Treat an exactly recovered model as published: its weights give access to every white-box attack."],
         numbers=numbers, figures=[f.id for f in figures])
-    return Outcome(method=method(STAGE, EXPLAINS, result, numbers={
+    told = method(STAGE, EXPLAINS, result, numbers={
         "target": name, "hidden units": result.units, "worst error": c.worst, "rows": result.queries,
-        "least possible rows": result.limit, "signs unique": str(result.signs_unique)},
-        figures=[f.id for f in figures]), findings=[found], figures=list(figures))
+        "least possible rows": result.limit, "signs unique": str(result.signs_unique)}, figures=[f.id for f in figures])
+    # From values nothing is set aside: they end with the audit's budget.
+    shared = "gradients" in session.subjects[which(session)].access
+    return Outcome(method=of_its_share(told) if shared else told, findings=[found], figures=list(figures))
 
 
 def fold_figure(session: Session, result: Extraction) -> Folds:

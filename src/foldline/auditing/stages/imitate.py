@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from foldline.auditing.findings import assumption, cost, finding, share_interval
 from foldline.auditing.session import Estimate, Outcome, Session, Stage, plain_status
+from foldline.imitation.asking import REPEAT_FROM
 from foldline.networks.presets import initialise
 from foldline.reports.document import Curves, Evidence, Method, Series
 from foldline.results import Status
@@ -38,9 +39,13 @@ def sizes_of(session: Session) -> list[int]:
 
 
 def estimate(session: Session) -> Estimate:
-    sizes = sizes_of(session)
-    return Estimate(2 * max(sizes) + CHECKS, 15.0 * len(sizes), f"students of {', '.join(map(str, sizes))} rows; "
-                                                                f"{CHECKS} rows only measure the agreement")
+    sizes, inputs = sizes_of(session), session.main.known.inputs
+    checks = CHECKS if inputs is None else min(CHECKS, len(inputs) - max(sizes))
+    doors = len({"gradients", "values"} & set(session.main.access))
+    rows = checks + doors * sum(n + (n >= REPEAT_FROM) for n in sizes)
+    return Estimate.exactly(rows, 15.0 * len(sizes), f"students of {', '.join(map(str, sizes))} rows"
+                            + (", each with and without explanations" if doors == 2 else "")
+                            + f"; {checks} rows only measure the agreement")
 
 
 def attack(session: Session) -> Students:
@@ -127,6 +132,7 @@ def tell(session: Session, result: Students) -> Outcome:
                 f"inputs neither was taught on.")
     what = "explanations" if best_rows is result.explained else "values"
     shown = scores[chosen] > constant + 0.05
+    more = sum(session.asked.values()) - result.sizes[chosen]
     found = finding(
         session, "imitation", f"{result.sizes[chosen]} {what} are enough for a rough copy" if shown else
         "No useful copy came out of these rows", shown=shown,
@@ -136,7 +142,9 @@ def tell(session: Session, result: Students) -> Outcome:
         limits="More rows, a student of the model's own kind, or inputs nearer to its data would agree more often.",
         evidence=[share_interval(hits, n, "Agreement"),
                   Evidence(kind="null", text=f"Always giving the commonest answer agrees in {constant:.0%} of cases.")],
-        cost=cost(session, f"{result.sizes[chosen]} {what}; {n} more rows only measured the agreement"),
+        cost=cost(session, f"{result.sizes[chosen]} {what}; the audit asked {more:,} more rows, for students of other "
+                           f"sizes, for those without explanations and to measure the agreement",
+                  rows=result.sizes[chosen]),
         assumptions=[assumption("An attacker has inputs of the kind the model was made for.",
                                 session.main.known.inputs is not None)],
         fixes=["Answer with fewer numbers: top labels, or coarse explanations.",

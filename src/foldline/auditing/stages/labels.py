@@ -43,10 +43,10 @@ def allowed(session: Session) -> int:
 def estimate(session: Session) -> Estimate:
     one = PER_DIRECTION * session.dim()
     if allowed(session) < one:
-        return Estimate(0, 0.0, f"not tried: one direction takes about {one:,} labels, {allowed(session):,} "
-                                f"may be spent")
+        return Estimate.exactly(0, 0.0, f"not tried: one direction takes about {one:,} labels, {allowed(session):,} "
+                                        f"may be spent")
     rows = min(allowed(session), one * (expected(session) - EXTRA))
-    return Estimate(rows, rows / 12_000, f"about {one:,} labels per direction; {allowed(session):,} at most")
+    return Estimate(rows, rows / 12_000, f"about {one:,} labels per direction", allowed(session))
 
 
 def attack(session: Session) -> FromLabels:
@@ -93,8 +93,7 @@ def tell(session: Session, result: FromLabels) -> Outcome:
     numbers = {"directions": span.rank, "input dimensions": d, "labels asked": span.queries,
                "labels per direction": round(span.queries / max(span.rank, 1))}
     shown = method(STAGE, EXPLAINS, span, numbers=numbers, figures=[f.id for f in figures])
-    return Outcome(method=of_its_share(shown) if span.status.code == "budget" else shown, findings=findings,
-                   figures=figures)
+    return Outcome(method=of_its_share(shown), findings=findings, figures=figures)
 
 
 def span_finding(session: Session, span: SpanResult, d: int) -> Finding:

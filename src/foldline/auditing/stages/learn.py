@@ -24,7 +24,7 @@ def allowed(session: Session) -> int:
 
 def estimate(session: Session) -> Estimate:
     rows = min(allowed(session), UNITS * (session.dim(which(session)) + 8))
-    return Estimate(rows, rows / 8000, f"about d + 8 values per hidden unit; {allowed(session):,} at most")
+    return Estimate(rows, rows / 8000, "about d + 8 values per hidden unit", allowed(session))
 
 
 def attack(session: Session) -> LearnResult:
@@ -74,7 +74,7 @@ def tell(session: Session, result: LearnResult) -> Outcome:
     told = method(STAGE, EXPLAINS, result, numbers={
         "target": name, "hidden units": result.units, "bound": c.bound if c.probes else None, "error": reached,
         "rows": result.queries, "lines searched": result.lines}, figures=[f.id for f in figures])
-    return Outcome(method=of_its_share(told) if capped else told, findings=[found], figures=list(figures))
+    return Outcome(method=of_its_share(told), findings=[found], figures=list(figures))
 
 
 STAGE = Stage("learn", TITLE, "main", estimate, attack, tell)

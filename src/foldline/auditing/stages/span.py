@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foldline.auditing.findings import assumption, certificate, cost, finding, method
+from foldline.auditing.findings import assumption, certificate, cost, finding, method, of_its_share
 from foldline.auditing.session import Estimate, Outcome, Session, Stage
 from foldline.reports.document import Evidence, Spectrum
 from foldline.span.result import SpanResult
@@ -13,6 +13,7 @@ EXPLAINS = ("In a trained network every row of the first layer is a combination 
             "samples there were shows as a gap in the singular values.")
 EXTRA = 20              # rows beyond the number of samples, when the owner says how many there are
 GUESS = 100             # directions, when nobody says
+SPARE = 1024            # explanations beyond the input's dimensions at most: silent points, and asking again for noise
 
 
 def expected(session: Session) -> int:
@@ -23,15 +24,21 @@ def expected(session: Session) -> int:
 def estimate(session: Session) -> Estimate:
     n, note = expected(session), "stops by itself at the gap"
     if "gradients" in session.main.access:
-        return Estimate(n, 0.02 * n, note)
+        return Estimate(n, 0.02 * n, note, most(session))
     d = session.dim()
     return Estimate(n * (d + 1 + d // 39), 0.5 * n, f"{note}; values cost {d + 1} rows for each gradient")
+
+
+def most(session: Session) -> int | None:
+    """Explanations; values end with the audit's budget."""
+    return session.dim() + SPARE if "gradients" in session.main.access else None
 
 
 def attack(session: Session) -> SpanResult:
     import foldline as fl
     access = "gradients" if "gradients" in session.main.access else "values"
-    found: SpanResult = fl.recover_span(session.oracle(access), rng=session.rng("span"), progress=session.progress)
+    found: SpanResult = fl.recover_span(session.oracle(access, most=most(session)), rng=session.rng("span"),
+                                        progress=session.progress)
     return found
 
 
@@ -64,9 +71,11 @@ def tell(session: Session, result: SpanResult) -> Outcome:
         fixes=["Serve no raw input gradients: fewer numbers per explanation, coarser ones, or none.",
                "Count explanations per client and stop well below the number of training samples (see the defences)."],
         numbers={"rank": float(result.rank), "fraction_of_input": result.rank / d, "gap": c.gap}, figures=[figure.id])
-    return Outcome(method=method(STAGE, EXPLAINS, result, numbers={
+    told_as = method(STAGE, EXPLAINS, result, numbers={
         "rank": result.rank, "input dimensions": d, "gap": c.gap, "noise_floor": float(result.noise_floor),
-        "explanations kept": len(result.gradients)}, figures=[figure.id]), findings=[found], figures=[figure])
+        "explanations kept": len(result.gradients)}, figures=[figure.id])
+    capped = (limit := most(session)) is not None and result.queries >= limit
+    return Outcome(method=of_its_share(told_as) if capped else told_as, findings=[found], figures=[figure])
 
 
 STAGE = Stage("span", TITLE, "main", estimate, attack, tell)
