@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,7 @@ def test_a_screen_reader_finds_names_roles_and_order(browser: Any, folder: Path)
     with Visit(browser, folder / "report.html") as visit:
         levels = visit.page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")
         assert levels[0] == 1 and levels.count(1) == 1
+        assert all(b - a <= 1 for a, b in pairwise(levels)), levels             # no level is skipped on the way down
         unnamed = visit.page.evaluate(
             "[...document.querySelectorAll('svg.plot,img,[role=region],nav,input')].filter(e => !(e.getAttribute("
             "'aria-label') || e.alt || e.closest('label')?.textContent.trim())).length")

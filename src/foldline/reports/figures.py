@@ -87,8 +87,8 @@ def curves(figure: Curves, axes: Any) -> None:
         logarithmic(axes, "y")
     axes.set_xlabel(label(figure.x_label))
     axes.set_ylabel(label(figure.y_label))
-    if len(figure.series) > 1:
-        axes.legend(loc="best")
+    if len(figure.series) > 1:                  # above the axes: inside, one of the curves is always behind it
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.2, columnspacing=1.2)
 
 
 def spread_out(places: list[float]) -> list[float]:

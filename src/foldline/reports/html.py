@@ -20,6 +20,8 @@ from foldline.reports.figures import draw
 
 STATES = {"shown": "shown", "not-shown": "not shown at this budget", "incomplete": "incomplete"}
 EVIDENCE = {"certificate": "Certificate:", "null": "Null:", "interval": "Interval:", "measurement": "Measured:"}
+CODES = {"ok": "Done", "share": "Stopped at its share", "budget": "Budget used up", "time": "Time used up",
+         "skipped": "Not tried", "failed": "Failed"}
 GROUPS = {"none": "As it is", "answers": "Answers changed", "access": "Access limited",
           "training": "Trained differently"}
 
@@ -41,7 +43,7 @@ def render_html(document: Document, *, redact: bool = False) -> str:
     used = {g for m in doc.methods for g in m.figures} | {doc.hero}
     page = environment.from_string(read("report.html.j2")).render(
         doc=doc, css=Markup(css), csp=policy(css), hero=by_id.get(doc.hero or ""), by_id=by_id,
-        titles={f.id: f.title for f in doc.figures}, states=STATES, evidence=EVIDENCE,
+        titles={f.id: f.title for f in doc.figures}, states=STATES, evidence=EVIDENCE, codes=CODES,
         svg={f.id: Markup(draw(f)) for f in doc.figures if f.kind != "pictures"},
         tally=[(s, n) for s in reversed(Severity)
                if (n := sum(f.severity == s and f.state != "not-shown" for f in doc.findings))],
