@@ -138,6 +138,7 @@ def summary(done: Audit) -> None:
         table.add_row(f"[{COLOURS[f.severity]}]{f.severity}[/]" if shown else f"[dim]{f.state}[/]", escape(f.title),
                       f"{f.cost.rows:,}")
     out.print(table)
-    size = done.files["html"].stat().st_size / 1e6
-    out.print(f"Report: {escape(str(done.files['html']))} ({size:.1f} MB), with JSON, SARIF and JUnit beside it. "
+    size = done.files["html"].stat().st_size / 1e3
+    large = f"{size / 1e3:.1f} MB" if size >= 1e3 else f"{size:.0f} kB"
+    out.print(f"Report: {escape(str(done.files['html']))} ({large}), with JSON, SARIF and JUnit beside it. "
               f"{done.document.ledger.total:,} rows, {done.document.run.seconds:.0f} s.", soft_wrap=True)

@@ -18,7 +18,7 @@ SPARE = 1024            # explanations beyond the input's dimensions at most: si
 
 def expected(session: Session) -> int:
     owner = session.main.owner
-    return len(owner.train) + EXTRA if owner is not None else GUESS + EXTRA
+    return (len(owner.train) if owner is not None else min(GUESS, session.dim())) + EXTRA
 
 
 def estimate(session: Session) -> Estimate:
