@@ -20,6 +20,7 @@ from foldline.reconstruction.noise_edge import NEAR, SHORTEST_TAIL
 from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
 from foldline.reconstruction.start_left import start_in_span
+from foldline.reconstruction.starts import live_pixels
 from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
 from foldline.results import Progress, Provenance, Status, silent
 from foldline.span.result import SpanResult
@@ -53,7 +54,9 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     if not centred:
         notes.append("The mean is not known: rows are centred images scaled by their range, each in both signs.")
     found = peel(raw / (high - low), gauge, features or features_for(shape), streams=streams,
-                 snapping=box is not None and (gauged or centred), rounds=rounds, progress=progress)
+                 snapping=box is not None and (gauged or centred),
+                 live=live_pixels(raw, offset - low if centred and box is not None else None), rounds=rounds,
+                 progress=progress)
     weights, evidence = weigh(found, None)
     rows = found.images * (high - low) + low - offset if gauged else found.images * (high - low)
     if not centred:

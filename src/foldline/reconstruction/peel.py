@@ -13,15 +13,14 @@ from torch import Tensor
 
 from foldline.randomness import Streams
 from foldline.reconstruction.features import Features
-from foldline.reconstruction.snap import BELOW, NEAR, certain, measure, outside, scaled, snap
-from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood, whiten
+from foldline.reconstruction.snap import BELOW, NEAR, certain, measure, outside, snap
+from foldline.reconstruction.starts import FEW, at_edge, images_of, unmix
+from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood
 from foldline.results import Progress, silent
 
 ROUNDS = 10             # rounds of refitting and snapping at most
 DRY = 3                 # rounds without a new exact image before it ends
-AT_EDGE = 0.3           # share of pixels near the box's edge from which on a candidate is worth snapping
 MIRRORS = [sign * 0.1 * 1.15 ** i for i in range(22) for sign in (1, -1)]      # 0.1 to 1.9
-FEW = 0.2               # share of candidates at the box's edge below which further rounds are not worth their time
 SHARE = 0.02            # an image with less than this of any open row is a mixture of known ones
 FREE = 0.01             # ink outside the box that counts as none
 SAME = 0.95             # two images closer than this are one
@@ -39,13 +38,16 @@ class Peeled:
 
 
 def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Streams, snapping: bool = True,
-         rounds: int = ROUNDS, progress: Progress = silent) -> Peeled:
-    """raw (r, d): basis of the span in pixel units; gauge (r,): gauge . c = 1 for a training image, if known."""
+         live: Tensor | None = None, rounds: int = ROUNDS, progress: Progress = silent) -> Peeled:
+    """raw (r, d): basis of the span in pixel units; gauge (r,): gauge . c = 1 for a training image, if known.
+
+    live (d,) bool: pixels where a training image can have ink; None: all.
+    """
     R, g = orthonormal(raw, gauge)
-    space = whiten(features(R))
+    live = torch.ones(raw.shape[1], dtype=torch.bool) if live is None else live
     progress("unmixing", {"rank": float(len(R))})
-    C = anneal(fast_ica(space.z, rng=streams("ica")), space.z)
-    coefficients = images_of(C, space, R, g)
+    start = unmix(R, g, features, live, streams=streams, snapping=snapping)
+    space, C, coefficients = start.space, start.C, start.coefficients
     fixed = torch.zeros(len(C), dtype=torch.bool)
     worth = at_edge(coefficients @ R) if snapping else fixed.clone()
     done, dry = 0, 0
@@ -67,7 +69,7 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
     final = measure(coefficients, R)
     exact = fixed.clone()
     exact[fixed] = certain(coefficients[fixed], R)
-    return Peeled(coefficients @ R, exact, final.violation, final.edge, independence(C, space.z),
+    return Peeled(coefficients @ (R * live), exact, final.violation, final.edge, independence(C, space.z),
                   agreement_of(coefficients, space, R, g, streams), done)
 
 
@@ -95,26 +97,6 @@ def orthonormal(raw: Tensor, gauge: Tensor | None) -> tuple[Tensor, Tensor | Non
     kept = 1e-14 * L.max().clamp(min=1e-300) < L
     K = (V[:, kept] / L[kept].sqrt()).T
     return K @ raw, None if gauge is None else K @ gauge
-
-
-def images_of(C: Tensor, space: Whitened, R: Tensor, gauge: Tensor | None) -> Tensor:
-    """Coefficients (q, r) in R of the components, scaled to images."""
-    c = C.double() @ space.K
-    if gauge is None:
-        return scaled(c, R, None)
-    # A component that hardly carries the constant cannot be scaled by it: bring its brightest pixel to 1 instead.
-    share = (c @ gauge).abs() / (c.norm(dim=1) * gauge.norm()).clamp(min=1e-300)
-    weak = share < 1e-4
-    out = scaled(c, R, gauge)
-    if bool(weak.any()):
-        out[weak] = scaled(c[weak], R, None)
-    return out
-
-
-def at_edge(X: Tensor) -> Tensor:
-    """(q,) natural pictures hardly touch the box: then snapping has nothing to hold on to."""
-    share = ((X.abs() < 0.1) | ((X - 1).abs() < 0.1)).double().mean(1)
-    return share > AT_EDGE
 
 
 def snap_once(candidates: Tensor, coefficients: Tensor, fixed: Tensor, R: Tensor, gauge: Tensor | None) -> int:

@@ -25,6 +25,7 @@ from foldline.reconstruction.noise_edge import Edge, noise_edge
 from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
 from foldline.reconstruction.start_left import start_in_weights
+from foldline.reconstruction.starts import live_pixels
 from foldline.results import Progress, Provenance, Status, silent
 
 CONDENSED = 3           # a span of so few directions holds prototypes, not samples
@@ -72,7 +73,8 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     if mean is None and box is not None:
         notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
     found = peel(raw, gauge if carries else None, features or features_for(shape), streams=streams,
-                 snapping=snapping, rounds=rounds, progress=progress)
+                 snapping=snapping, live=live_pixels(raw, offset - low if centred and box is not None else None),
+                 rounds=rounds, progress=progress)
     rows = found.images * (high - low) + low - offset                # network coordinates
     progress("weighing", {"candidates": float(len(rows))})
     inactive = inactive_share(rows, A) if carries else None
