@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="64-16-1,10-10-1")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--quick", action="store_true", help="three seeds of 10-10-1")
     parser.add_argument("--report", action="store_true", help="run nothing: the table of all recorded rows")
     args = parser.parse_args()
@@ -80,7 +81,7 @@ def main() -> None:
     for size in ("10-10-1",) if args.quick else args.sizes.split(","):
         for kind in args.kinds.split(","):
             rows = [r for r in past if r["size"] == size and r["kind"] == kind]
-            for seed in range(3 if args.quick else args.seeds) if not args.report else ():
+            for seed in range(args.first, args.first + (3 if args.quick else args.seeds)) if not args.report else ():
                 rows.append(one(size, kind, seed))
                 record("extract_precision", rows[-1:])
             if not rows:

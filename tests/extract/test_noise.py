@@ -88,7 +88,7 @@ def test_a_missing_unit_is_found_where_least_squares_alone_bends_the_others() ->
 def test_folds_of_a_line_in_noise_are_all_found_in_eight_rows_each() -> None:
     at, a = torch.tensor([-3.0, -0.4, 0.1, 0.5, 9.0], dtype=D), torch.tensor([1.0, -0.5, 2.0, -2.0, 0.3], dtype=D)
     line = folds_in_noise(lambda t: ((torch.relu(t[:, None] - at) @ a)[:, None] * 1e5).round() / 1e5, 1e4,
-                          error=lambda t: 6e-6, limit=500)
+                          error=lambda t, y: torch.full_like(t, 6e-6), limit=500)
     assert torch.allclose(line.t, at, atol=1e-3) and torch.allclose(line.jump[:, 0], a, atol=1e-3)
     assert len(line.samples[0]) <= 24 + 8 * 5
 

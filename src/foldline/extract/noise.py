@@ -83,24 +83,6 @@ def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, seen: Tensor | Non
     return floor
 
 
-def scatter_of_values(f: ValueOracle, at: Tensor, v: Tensor, rng: torch.Generator, *, rows: int = 10) -> float:
-    """Standard deviation of the answers about straight lines through the points at (n, d), along the unit vector v.
-
-    The stretches are short enough to hold no fold. One of them may lie where the function is flat and its arithmetic
-    shows nothing, so the largest scatter counts.
-    """
-    worst = 0.0
-    for x0 in at:
-        length = 1e-4 * max(float(x0.norm()), 1.0)
-        x = f.snap(x0 + length * (2 * torch.rand(rows, 1, generator=rng, dtype=torch.float64) - 1) * v)
-        y = f(x).double()                                            # (rows, k)
-        s = ((x - x0) @ v)[:, None] / length
-        fit = torch.cat([torch.ones_like(s), s], 1)
-        left = y - fit @ torch.linalg.lstsq(fit, y).solution
-        worst = max(worst, float((left.square().sum(0) / (rows - 2)).max().sqrt()))
-    return worst
-
-
 def floor_of_gradients(g: GradientOracle, x0: Tensor, v: Tensor, *,
                        delta: float = 1e-6) -> tuple[NoiseFloor, Tensor, Tensor, Tensor]:
     """(floor, x (n, d), y (n,), gradient (n, d)): x0 and a near neighbour, which must have the same gradient.

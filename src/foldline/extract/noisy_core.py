@@ -26,7 +26,9 @@ SHARE = 0.2                 # of the distance to the nearest fold, for the pilot
 CLEAR = 5.0                 # later steps keep this many typical slopes from a fold
 AGAIN = 4                   # times that steps which crossed are asked again
 FAR = 1e5
+Sigma = Callable[[Tensor, Tensor], Tensor]                   # x (n, d), y (n, k) -> (n,)
 LINES = 2                   # through the core, at most
+WORTH = 300                 # weights in the core up to which a fit that is stuck is worth the time to free it
 BAD = 1.5                   # residuals, in standard deviations, that say something is missing
 
 
@@ -72,13 +74,13 @@ class Course:
 
 
 class Core:
-    def __init__(self, ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma: Callable[[Tensor], Tensor], space: Space,
-                 streams: Streams, progress: Progress, *, out: float, bound: float) -> None:
-        """ask: x (n, d) -> (the x really asked, y (n, k)); sigma: x -> (n,) standard deviations of the answers; bound:
-        how many of them an answer is off at most; out: how many times farther out to look as well (1 where noise grows
-        with |x|)."""
+    def __init__(self, ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma: Sigma, space: Space,
+                 streams: Streams, progress: Progress, *, out: float, bound: float, far: float = FAR) -> None:
+        """ask: x (n, d) -> (the x really asked, y (n, k)); sigma: x, y -> (n,) standard deviations of the answers;
+        bound: how many of them an answer is off at most; out: how many times farther out to look as well (1 where noise
+        grows with |x|); far: how far lines go."""
         self.ask_x, self.sigma, self.space, self.streams, self.progress = ask, sigma, space, streams, progress
-        self.out, self.bound = out, bound
+        self.out, self.bound, self.far = out, bound, far
         self.d = len(space.x0)
         self.X: list[Tensor] = []
         self.Y: list[Tensor] = []
@@ -97,7 +99,7 @@ class Core:
     def answers(self) -> tuple[Tensor, Tensor, Tensor]:
         """(c, y, sigma) of everything asked."""
         x, y = torch.cat(self.X), torch.cat(self.Y)
-        return self.space.c(x), y, self.sigma(x)
+        return self.space.c(x), y, self.sigma(x, y)
 
     def recover(self) -> tuple[Units, float]:
         """(units in the core's coordinates, residual in standard deviations)"""
@@ -122,10 +124,11 @@ class Core:
             u, rms = self.fit(u)
             if rms > BAD and m and out == 0:
                 # A fold that the line did not show: all other units bend to make up for it. So from before they did.
-                u, rms = self.complete(before, unknowns // (2 * k), rng)
+                if u.W.numel() <= WORTH:
+                    u, rms = self.complete(before, unknowns // (2 * k), rng)
                 while rms > BAD and len(self.lines) < LINES and self.to_spend(u) > 11 * m:
                     u, rms = self.another_line(u, rms, rng)
-        if rms > BAD and m:
+        if rms > BAD and m and u.W.numel() <= WORTH:
             u, rms = self.complete(u, unknowns // (4 * k), rng)
         self.progress("core", {"units": len(u), "residual": rms})
         return u, rms
@@ -151,14 +154,13 @@ class Core:
         return self.to_the_last(u) - ahead
 
     def to_the_last(self, u: Units) -> float:
-        return (1.1 + min(31 / self.d, 2.85)) * self.limit(u) - sum(len(x) for x in self.X)
+        return (1.1 + min(31 / self.d, 2.55)) * self.limit(u) - sum(len(x) for x in self.X)
 
     def search(self, course: Course) -> NoisyLine:
-        def error(t: float) -> float:
-            c = course.at(torch.tensor([t], dtype=torch.float64))
-            return self.bound * float(self.sigma(self.space.x(c)))
+        def error(t: Tensor, y: Tensor) -> Tensor:
+            return self.bound * self.sigma(self.space.x(course.at(t)), y)
 
-        line = folds_in_noise(lambda t: self.ask(course.at(t)), FAR, error=error, limit=400 + 20 * self.d)
+        line = folds_in_noise(lambda t: self.ask(course.at(t)), self.far, error=error, limit=400 + 20 * self.d)
         self.lines.append(line)
         self.progress("folds", {"folds": len(line.t)})
         return line
@@ -166,7 +168,7 @@ class Core:
     def fit(self, u: Units) -> tuple[Units, float]:
         c, y, sigma = self.answers()
         fitted = solve_least_squares(u, c[:, :self.size], y, sigma)
-        if fitted.rms > BAD:
+        if fitted.rms > BAD and u.W.numel() <= WORTH:
             fitted = better_of(fitted, solve_annealed(u, c[:, :self.size], y, sigma))
         return fitted.units, fitted.rms
 
@@ -196,7 +198,7 @@ class Core:
         pick = live.nonzero().flatten()
         at = at[pick]
         base = line.fitted.values(at[:, None])                       # (p, k)
-        noise = self.sigma(self.space.x(course.at(at)))              # (p,)
+        noise = self.sigma(self.space.x(course.at(at)), base)        # (p,)
         rho = (1 + t.square()).sqrt()                                # a far fold is a steep one: w.u is small
         S = torch.zeros(len(at), n, dtype=torch.float64)             # signed steps
         J = torch.zeros(len(at), n, k, dtype=torch.float64)          # slopes

@@ -28,6 +28,7 @@ FIRST = 24                  # answers before anything is known
 ROUNDS = 40
 SLACK = 1.3                 # times an answer's error that a fitted line may miss it
 LEAST = 3                   # answers that make a run
+BLIND = 1e3                 # times the largest error: an answer without a digit between others that have some
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,21 +105,26 @@ def crossing(L: Straight, R: Straight) -> tuple[float, float, bool]:
     return t, error / size, apart <= 4 * error
 
 
-def folds_in_noise(ask: Callable[[Tensor], Tensor], far: float, *, error: Callable[[float], float],
+def folds_in_noise(ask: Callable[[Tensor], Tensor], far: float, *, error: Callable[[Tensor, Tensor], Tensor],
                    limit: int) -> NoisyLine:
-    """Folds of t -> y (n, k) on [-far, far]. error(t): how far an answer may be off, at most."""
+    """Folds of t -> y (n, k) on [-far, far]. error: t (n,), y (n, k) -> (n,), how far an answer may be off, at most."""
     T: Array = np.tan(np.linspace(-np.arctan(far), np.arctan(far), FIRST))
     Y = asked(ask, T)
-    E = np.array([error(t) for t in T])
+    E = off_by(error, T, Y)
     tried: dict[tuple[float, float], int] = {}
-    for _ in range(ROUNDS):
+    # Answers that say nothing (a saturated link) end the line.
+    known = np.isfinite(E)
+    T, Y, E = T[known], Y[known], E[known]
+    for _ in range(ROUNDS if len(T) else 0):
         pieces = runs(T, Y, E)
         wanted = sorted(set(points(T, pieces, tried)))
         wanted = [t for t in wanted if np.abs(T - t).min() > 1e-11 * (1 + abs(t))]
         if not wanted or len(T) + len(wanted) > limit:
             break
-        T, Y = np.append(T, wanted), np.concatenate([Y, asked(ask, np.array(wanted))])
-        E = np.append(E, [error(t) for t in wanted])
+        more = asked(ask, np.array(wanted))
+        E = np.append(E, off_by(error, np.array(wanted), more))
+        T, Y = np.append(T, wanted), np.concatenate([Y, more])
+        E[~np.isfinite(E)] = np.nanmax(E[np.isfinite(E)]) * BLIND
         order = T.argsort()
         T, Y, E = T[order], Y[order], E[order]
     return assembled(T, Y, E, runs(T, Y, E))
@@ -127,6 +133,11 @@ def folds_in_noise(ask: Callable[[Tensor], Tensor], far: float, *, error: Callab
 def asked(ask: Callable[[Tensor], Tensor], T: Array) -> Array:
     y: Array = ask(torch.from_numpy(T)).double().numpy()
     return y
+
+
+def off_by(error: Callable[[Tensor, Tensor], Tensor], T: Array, Y: Array) -> Array:
+    e: Array = error(torch.from_numpy(T), torch.from_numpy(Y)).numpy()
+    return e
 
 
 def points(T: Array, pieces: list[Straight], tried: dict[tuple[float, float], int]) -> list[float]:

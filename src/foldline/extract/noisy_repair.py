@@ -20,8 +20,8 @@ from foldline.extract.units import Units
 
 FALL = 4.0                  # tau falls by this factor
 TRIED = 4_000               # random hyperplanes
-KEPT = 4                    # of them that least squares goes on from
-PUSHES = (1e-3, 3e-3, 1e-3, 1e-2, 3e-3, 3e-2)               # relative to a row's length
+KEPT = 3                    # of them that least squares goes on from
+PUSHES = (1e-3, 3e-3, 1e-2, 3e-3)                           # relative to a row's length
 NEAR = 30.0                 # answers within this distance lie where folds are
 CLOSE = 30.0                # residual, in standard deviations, below which pushes are worth their time
 AS_GOOD = 1.05              # a fit without a unit that is this close was as good with it
@@ -32,7 +32,7 @@ def solve_annealed(u: Units, x: Tensor, y: Tensor, sigma: Tensor) -> Fitted:
     off = (y - u.values(x)).abs().amax(1) / size
     tau, least = float(off.quantile(0.9)), float((sigma / size).min())
     while tau > least:
-        u = solve_least_squares(u, x, y, torch.hypot(sigma, tau * size), rounds=12).units
+        u = solve_least_squares(u, x, y, torch.hypot(sigma, tau * size), rounds=6).units
         tau /= FALL
     return solve_least_squares(u, x, y, sigma, rounds=20, start=1e-8, tight=True)
 

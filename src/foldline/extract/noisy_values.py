@@ -21,17 +21,21 @@ from torch import Tensor
 
 from foldline.extract.clearance import roomy_points
 from foldline.extract.least_squares import DENSE, solve_least_squares
-from foldline.extract.noisy_core import BAD, Core, Space, solve_slopes_alike
+from foldline.extract.noisy_core import BAD, FAR, WORTH, Core, Space, solve_slopes_alike
 from foldline.extract.noisy_lines import NoisyLine
-from foldline.extract.noisy_repair import better_of, pushed, solve_annealed, solve_missing, without_idle
+from foldline.extract.noisy_repair import better_of, solve_annealed, solve_missing, without_idle
+from foldline.extract.regions import Region
+from foldline.extract.spread import Spread
 from foldline.extract.units import Units
+from foldline.oracles.protocols import ValueOracle
 from foldline.randomness import Streams
-from foldline.results import Progress
+from foldline.results import FunctionCertificate, Progress, Status
 
 CLEAR = 5.0                 # steps keep this many typical slopes from a fold
 WIDE = 1e2                  # how far out roomy points may lie where noise does not grow with |x|
 NARROW = 2.0                # and where it does
 BLUR = 3e-4
+SATURATED = 30.0            # how far a line goes where probabilities saturate
 AGAIN = 3                   # times that a direction is asked, where a step crossed a fold
 
 
@@ -45,16 +49,18 @@ class ThroughNoise:
     y: Tensor                   # answered, (n, k)
 
 
-def recover_through_noise(ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma: Callable[[Tensor], Tensor],
-                          x0: Tensor, u: Tensor, *, grows: bool, bound: float, spare: Callable[[int], Tensor],
+def recover_through_noise(f: ValueOracle, spread: Spread, x0: Tensor, u: Tensor, *, spare: Callable[[int], Tensor],
                           streams: Streams, progress: Progress) -> ThroughNoise:
-    """ask: x (n, d) -> (the x really asked, y (n, k)). sigma: x -> (n,), the answers' standard deviations; grows:
-    whether they grow with |x|; bound: how many of them an answer is off at most. The first line is x0 + t u. spare(n):
-    points (n, d) of the kind that matters."""
+    """The first line is x0 + t u. spare(n): points (n, d) of the kind that matters."""
+    def ask(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = f.snap(x)
+        return x, f(x).double()
+
     space = Space.of(x0, u, streams("frame"))
     # The blurrier the core, the sooner its folds are not where they are thought to be.
-    wide = NARROW if grows else min(max(BLUR / float(sigma(x0[None])), NARROW), WIDE)
-    core = Core(ask, sigma, space, streams, progress, out=max(1.0, wide / 10), bound=bound)
+    wide = NARROW if spread.grows else min(max(BLUR / spread.level, NARROW), WIDE)
+    core = Core(ask, spread, space, streams, progress, out=max(1.0, wide / 10), bound=spread.bound,
+                far=FAR if spread.link == "identity" else SATURATED)
     units, core_rms = core.recover()
     if core.size < core.d:
         # What is wrong in the core grows with the distance.
@@ -68,12 +74,31 @@ def recover_through_noise(ask: Callable[[Tensor], tuple[Tensor, Tensor]], sigma:
     small = units.W.numel() <= DENSE                                 # above that a step takes seconds, and few suffice
     last = solve_least_squares(units, c, y, s, rounds=20 if small else 2, start=1e-11, tight=small)
     if last.rms > BAD and small:
-        rng = streams("at last")
-        last = better_of(last, solve_missing(units, c, y, s, enough=BAD, rng=rng) if core.size == core.d else
-                         pushed(solve_annealed(units, c, y, s), c, y, s, enough=BAD, rng=rng))
+        whole = core.size == core.d and units.W.numel() <= WORTH
+        last = better_of(last, solve_missing(units, c, y, s, enough=BAD, rng=streams("at last")) if whole else
+                         solve_annealed(units, c, y, s))
     if small and core.size == core.d:
         last = without_idle(last, c, y, s, len(last.units) - max(len(line.t) for line in core.lines))
     return ThroughNoise(space.outside(last.units), core.lines, core_rms, last.rms, torch.cat(core.X), y)
+
+
+def certified(found: ThroughNoise, u: Units, f: ValueOracle, region: Region, spread: Spread, probes: int,
+              rng: torch.Generator) -> tuple[FunctionCertificate, Status]:
+    """Fresh probes of the units u; behind a link they count in probabilities."""
+    x = f.snap(region.points(2 * probes, rng=rng))
+    y, level = f(x).double(), spread.level
+    r = (y - u.values(x)) / spread.gain(y)[:, None]
+    size = float(y.square().mean().sqrt()) if spread.link == "identity" else 0.25
+    # Every other probe says how far off the function may be, the rest whether it is.
+    allowed = max(6 * level, 4 * float(r[::2].abs().max()))
+    certificate = FunctionCertificate.of(r[1::2], tolerance=allowed, distribution=region.name)
+    what = f"{len(u)} units from answers that are off by {level:.2g} (standard deviation)"
+    notes = (f"Least squares over {len(found.y)} answers leaves {found.rms:.2g} standard deviations.",)
+    if certificate.holds and found.rms <= BAD and allowed <= 0.02 * size:
+        return certificate, Status("ok", f"{what}; fresh probes agree within {allowed:.2g}.", notes)
+    return certificate, Status("imprecise", f"{what}, but the fit is not down to the noise: probes are off by up to "
+                               f"{float(r.abs().max()):.2g}. Units that the noise hides are missing or blurred; more "
+                               "decimals would show them.", notes)
 
 
 def lift(core: Core, u: Units, radius: float, rounds: int) -> Units:
@@ -90,7 +115,7 @@ def lift(core: Core, u: Units, radius: float, rounds: int) -> Units:
     S = (room / CLEAR)[:, None] * sign                               # (p, rest)
     base, on = u.values(c), (u.z(c) > 0).double()
     J = torch.zeros(len(c), rest, k, dtype=torch.float64)
-    noise = core.sigma(core.space.x(c))                              # (p,)
+    noise = core.sigma(core.space.x(c), base)                        # (p,)
     directions = torch.arange(rest)
     lifted = u
     R, P = torch.zeros(m, rest, dtype=torch.float64), torch.zeros(k, rest, dtype=torch.float64)

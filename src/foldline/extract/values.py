@@ -22,12 +22,12 @@ from foldline.errors import BudgetExhausted
 from foldline.extract.jumps import Frame, recover_units
 from foldline.extract.line_pieces import FoldLine
 from foldline.extract.lines import folds_from_values
-from foldline.extract.links import LOOSE, NEAR, Unlinked, link_of, linked
-from foldline.extract.noise import NoiseFloor, floor_of_values, scatter_of_values
-from foldline.extract.noisy_core import BAD
-from foldline.extract.noisy_values import ThroughNoise, recover_through_noise
+from foldline.extract.links import LENGTHS, LOOSE, NEAR, Unlinked, link_by_bending, link_of, linked
+from foldline.extract.noise import NoiseFloor, floor_of_values
+from foldline.extract.noisy_values import ThroughNoise, certified, recover_through_noise
 from foldline.extract.regions import Region
 from foldline.extract.result import Extraction, Line, assumptions_of, parameters
+from foldline.extract.spread import Spread, spread_of_probabilities, spread_of_values
 from foldline.extract.units import Units, merged, with_signs
 from foldline.oracles.protocols import ValueOracle
 from foldline.randomness import Streams, unit_rows
@@ -46,7 +46,7 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
     """The network behind a value oracle.
 
     link: what the target ends in. "auto" looks at one answer: a row of several positive numbers that sums to one is
-    taken for a softmax, numbers strictly between 0 and 1 for a sigmoid if they also bend.
+    taken for a softmax, numbers strictly between 0 and 1 for a sigmoid if their logits run straight where they bend.
 
     method="bisection" is the paper's Algorithm 1-MQ, which needs `hidden` and takes l, epsilon, step (s) and delta.
     probes: fresh points that the certificate rests on. max_folds bounds the search on targets that are no such network.
@@ -60,32 +60,46 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
     streams = Streams(rng)
     start, outputs = f.used, f.source.width
     seen: Tensor | None = None
+    guessed = False
     if link == "auto":
         x = Region(f.dim, f.box).points(3, rng=streams("link"))
         try:
             seen = f(f.snap(x))
             outputs, link = seen.shape[1], link_of(seen)
+            if link == "sigmoid":
+                # Numbers between 0 and 1 need not be probabilities: they are if their logits run straight.
+                decided = link_by_bending(f, x[0], unit_rows(2 * len(LENGTHS), f.dim, rng=streams("stretches")))
+                guessed, link = decided is None, decided or link
         except BudgetExhausted:
             link = "identity"
-    guessed = seen is not None and link == "sigmoid"
-    if link == "identity" or guessed:
-        # Numbers between 0 and 1 need not be probabilities: they are if they bend.
-        plain = Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
-        if not guessed or plain.status.code != "not_piecewise_linear":
-            return plain
+    if link == "identity":
+        return Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
     inverse: Literal["sigmoid", "softmax"] = "softmax" if link == "softmax" else "sigmoid"
     logits = f.wrap(lambda s: Unlinked.over(s, inverse, outputs))
     assert isinstance(logits, ValueOracle)
-    found = Run(logits, streams, probes, max_folds, progress, start, far=NEAR, loose=LOOSE).result()
-    note = f"The answers look like a {inverse}: it was inverted first, and the certificate is on the logits."
+    spread = None
+    if f.box is None:
+        try:
+            spread = spread_of_probabilities(f, inverse, Region(f.dim, f.box).points(3, rng=streams("link")), seen)
+        except BudgetExhausted:
+            progress("budget", {"queries": f.used - start})
+    found = Run(logits, streams, probes, max_folds, progress, start, far=NEAR, loose=LOOSE, spread=spread).result()
+    note = (f"The answers look like a {inverse}: it was inverted first, and the certificate is on the "
+            f"{'logits' if spread is None else 'probabilities'}.")
     status = Status(found.status.code, found.status.message, (*found.status.notes, note))
-    return replace(found, status=status, network=linked(found.network, inverse))
+    found = replace(found, status=status, network=linked(found.network, inverse))
+    if guessed and not found.status.ok:
+        plain = Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
+        found = plain if plain.status.ok else replace(found, queries=plain.queries)
+    return found
 
 
 class Run:
     def __init__(self, f: ValueOracle, streams: Streams, probes: int, max_folds: int, progress: Progress,
-                 start: int, *, far: float = FAR, loose: float = 1.0, seen: Tensor | None = None) -> None:
-        self.far, self.loose, self.seen = far, loose, seen
+                 start: int, *, far: float = FAR, loose: float = 1.0, seen: Tensor | None = None,
+                 spread: Spread | None = None) -> None:
+        """spread: the noise, where it was measured before a link was inverted."""
+        self.far, self.loose, self.seen, self.spread = far, loose, seen, spread
         # In a box a unit may cut off a corner that few points see: look harder.
         self.probes = probes if f.box is None else max(probes, 32)
         self.oracle, self.streams, self.progress = f, streams, progress
@@ -166,6 +180,9 @@ class Run:
             a, b = self.region.chord(rng=rng)
             x0, u = 0.5 * (a + b), 0.5 * (b - a)
         near = unit_rows(1, d, rng=rng)[0] if self.oracle.box is None else u / u.norm()
+        if self.spread is not None:
+            self.floor = NoiseFloor(self.spread.level, 0.0, self.spread.radius, self.spread.kind, None, True)
+            return self.through_noise(x0, u, self.spread)
         self.floor = floor_of_values(self.oracle, self.oracle.snap(x0), near, seen=self.seen)
         if not self.floor.straight:
             return Status("not_piecewise_linear", "Values on two short stretches bend at every scale: the target is "
@@ -173,46 +190,18 @@ class Run:
         self.progress("line", {"queries": self.used})
         fine = self.floor.kind == "arithmetic" and self.floor.value < 1e-9 * max(1.0, self.floor.radius)
         if not fine and self.oracle.box is None and self.loose == 1.0:
-            return self.through_noise(x0, u, near)
+            return self.through_noise(x0, u, spread_of_values(self.oracle, self.floor, torch.stack([x0, u]), near,
+                                                              self.streams("scatter")))
         self.search(x0, u, None)
         return self.finish()
 
-    def through_noise(self, x0: Tensor, u: Tensor, near: Tensor) -> Status:
-        """Answers with few digits: steps and tolerances from the noise, least squares over all answers."""
-        floor = self.floor
-        assert floor is not None
-        rounded, grows = floor.kind == "rounded" and floor.decimals is not None, floor.kind == "arithmetic"
-        level = 0.29 * 10.0 ** -(floor.decimals or 0) if rounded else \
-            scatter_of_values(self.oracle, torch.stack([x0, u]), near, self.streams("scatter"))
-        # A stretch that happens to be flat shows no scatter: float32 has its own.
-        level = max(level, floor.value / 64 if grows else 0.0, 1e-15 * floor.radius)
-
-        def sigma(x: Tensor) -> Tensor:
-            size: Tensor = (x.norm(dim=1) / floor.radius).clamp_min(1.0)
-            return level * size if grows else torch.full((len(x),), level, dtype=torch.float64)
-
-        def ask(x: Tensor) -> tuple[Tensor, Tensor]:
-            x = self.oracle.snap(x)
-            return x, self.oracle(x).double()
-
+    def through_noise(self, x0: Tensor, u: Tensor, spread: Spread) -> Status:
         rng = self.streams("probes")
-        found = recover_through_noise(ask, sigma, x0, u, grows=grows, bound=1.8 if rounded else 4.0,
-                                      streams=self.streams, progress=self.progress,
+        found = recover_through_noise(self.oracle, spread, x0, u, streams=self.streams, progress=self.progress,
                                       spare=lambda n: self.region.points(n, rng=rng))
         self.units, self.noisy = merged(found.units, tolerance=1e-7, drop=0.0), found
-        x = self.oracle.snap(self.region.points(2 * self.probes, rng=rng))
-        y = self.oracle(x).double()
-        r, size = y - self.units.values(x), float(y.square().mean().sqrt())
-        # Every other probe says how far off the function may be, the rest whether it is.
-        allowed = max(6 * level, 4 * float(r[::2].abs().max()))
-        self.certificate = FunctionCertificate.of(r[1::2], tolerance=allowed, distribution=self.region.name)
-        what = f"{len(self.units)} units from answers that are off by {level:.2g} (standard deviation)"
-        notes = (f"Least squares over {len(found.y)} answers leaves {found.rms:.2g} standard deviations.",)
-        if self.certificate.holds and found.rms <= BAD and allowed <= 0.02 * size:
-            return Status("ok", f"{what}; fresh probes agree within {allowed:.2g}.", notes)
-        return Status("imprecise", f"{what}, but the fit is not down to the noise: probes are off by up to "
-                      f"{float(r.abs().max()):.2g}. Units that the noise hides are missing or blurred; more decimals "
-                      "would show them.", notes)
+        self.certificate, status = certified(found, self.units, self.oracle, self.region, spread, self.probes, rng)
+        return status
 
     def search(self, x0: Tensor, u: Tensor, known: float | None) -> int:
         """One line: its folds in the residual, then the units behind them. known: a t where the residual is zero."""
