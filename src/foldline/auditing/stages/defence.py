@@ -27,7 +27,7 @@ from foldline.reports.document import Curves, DefenceRow, Defences, Method, Seri
 from foldline.reports.document import Status as PlainStatus
 
 HONEST = 200            # inputs on which honest users' loss is measured
-PATIENCE = 4            # behind a defence the span may ask so many times what it took without one
+PATIENCE = 3            # behind a defence the span may ask so many times what it took without one
 EXTRACTION_ROWS = 400
 MANY = 1.5              # times the rank without a defence
 SHORT = {"budget": "The span was not complete when the rows were used up.", "no_gap": "The span has no visible end."}
@@ -143,9 +143,10 @@ def attack(session: Session, defence: Defence) -> Leak:
     if "reconstruct" in session.stages and 0 < span.rank < oracle.dim:
         try:
             known = subject.known
-            # On answers so blurred that the span has no end, snapping to the box takes long and finds nothing; on spans
-            # that are only short of rows it finds more than twice as much (15 rows: 14 images instead of 6).
-            blurred = defence.group == "answers" and span.rank < full_rank
+            # Where the span has no end, snapping to the box takes long and finds nothing (Adam, images above chance: 16
+            # without it in 13 s, 12 with it in 109); on spans that are only short of rows it finds more than twice as
+            # much (15 rows: 14 images instead of 6).
+            blurred = span.rank < full_rank
             if blurred:
                 remark += " Candidates were not snapped to the range of pixels: a lower bound."
             found = fl.reconstruct_from_span(span, rng=session.rng("reconstruct"), image_shape=known.image_shape,
