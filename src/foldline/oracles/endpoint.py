@@ -159,7 +159,7 @@ class EndpointSource:
         """Rows of each request of a batch: as many as may be, or fewer where the target says that this is no worse.
 
         With two requests for each that may be under way, one is encoded and another checked and kept while the target
-        works on the rest. The size depends on the batch alone, so a batch asked again is cut at the same places.
+        works on the rest. The size depends on the number of rows alone.
         """
         most, least = self.rows_per_request, self.spec.least_rows
         if least is None or self.spec.concurrency == 1:
