@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 import foldline as fl
 from foldline.imitation.match import as_row
-from foldline.imitation.optimise import Plan
+from foldline.imitation.optimise import BATCH, Plan
 from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, smooth_rows, spread_rows
+from foldline.imitation.soften import SOFT_NOISE
 from foldline.judge.imitation import score_imitation
 from foldline.networks.presets import build
 from foldline.randomness import Streams
@@ -43,9 +44,21 @@ QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target f
 EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "conv-5x5": 3, "vgg11": 8, "resnet18": 6}
 CIFAR_EPOCHS = {"conv": 10}
 
-METHOD = 2          # raised when training changes: rows of another method stay in the file, and stand apart
 
 _loaded: dict[str, Any] = {}
+
+
+def method_of(explain: str | None, kind: str, n: int) -> int:
+    """Raised where training changed: rows of another method stay in the file, and stand apart. 3: softened folds."""
+    explained = explain not in (None, "cross_entropy")
+    return 3 if explained and (n > BATCH or kind == "gaussian") else 2
+
+
+def rows_in(file: str) -> list[dict[str, Any]]:
+    """What the results file holds of the present way of training."""
+    path = RESULTS / file
+    rows = [json.loads(text) for text in path.read_text().splitlines()] if path.is_file() else []
+    return [r for r in rows if r.get("method") == method_of(r["explain"], r["queries_from"], r["n"])]
 
 
 def data(name: str) -> Any:
@@ -121,14 +134,13 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
         committee: int | None = None) -> dict[str, Any]:
     """One row: asked, taught, scored on the 10,000 test images. Rows that are in the file already are read from it."""
     case = {"data": name, "target": model, "student": student, "queries_from": kind, "explain": explain, "n": n,
-            "seed": seed, "target_seed": target_seed, "method": METHOD}
+            "seed": seed, "target_seed": target_seed, "method": method_of(explain, kind, n)}
     if explain == "smoothgrad":
         case |= {"sigma_times": sigma_times, "samples": samples}
     fixed = {k: v for k, v in (("steps", steps), ("committee", committee)) if v is not None}
     case |= {f"fixed_{k}": v for k, v in fixed.items()}     # rows of a shortened run stand apart
     path = RESULTS / file
-    done = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    for row in done:
+    for row in rows_in(file):
         same = {k for k in row if k.startswith("fixed_")} == {f"fixed_{k}" for k in fixed}
         if same and all(row.get(k) == v for k, v in case.items()):
             return row
@@ -138,11 +150,14 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
     start = time.perf_counter()
     cpu = time.process_time()
     try:
-        told, plans = explain, None
+        told, plans, output = explain, None, "all"
+        if explain == "gradient-top":                   # the predicted output's gradient only, as APIs answer
+            told, output = "gradient", "top"
         if explain == "cross_entropy":                  # values with the paper's l_M; only the rate is chosen
             told, plans = None, [Plan(lr, 1.0, steps or 1500, 64, "cross_entropy") for lr in (3e-3, 1e-3)]
         result = fl.imitate(f, network(student, name, streams("student")), x, told, rng=streams("imitate"),
-                            samples=samples, sigma=sigma_times * PIXEL_STD[name], plans=plans, **fixed)
+                            output=output, samples=samples, sigma=sigma_times * PIXEL_STD[name], plans=plans,
+                            soft=SOFT_NOISE if kind == "gaussian" else None, **fixed)
         d = data(name)
         score = score_imitation(result.network, f, d.pixels_test.float() / d.white, d.y_test)
         row = {**case, **asdict(score), **as_row(result)}
@@ -156,7 +171,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
 
 
 def line(row: dict[str, Any]) -> str:
-    what = f"{row['data']:7} {row['target']:8} by {row['student']:8} {row['queries_from']:8} {row['explain']!s:11} " \
+    what = f"{row['data']:7} {row['target']:8} by {row['student']:8} {row['queries_from']:8} {row['explain']!s:13} " \
            f"n {row['n']:5} seed {row['seed']}"
     what += "".join(f" {k.removeprefix('fixed_')} {v}" for k, v in row.items() if k.startswith("fixed_"))
     if "accuracy" not in row:

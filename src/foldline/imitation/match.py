@@ -62,8 +62,9 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
             answers: Literal["logits", "probabilities", "log-probabilities"] | None = None,
             link: Link = "identity", form: Form | None = None, samples: int = 50, sigma: float | None = None,
             path_steps: int = 50, baseline: float = 0.0, budget: int | None = None, steps: int | None = None,
-            plans: list[Plan] | None = None, committee: int = 0, input_shape: tuple[int, ...] | None = None,
-            run: Path | str | None = None, repeat: bool | None = None, progress: Progress = silent) -> Imitation:
+            plans: list[Plan] | None = None, committee: int = 0, soft: float | None = None,
+            input_shape: tuple[int, ...] | None = None, run: Path | str | None = None, repeat: bool | None = None,
+            progress: Progress = silent) -> Imitation:
     """Train a copy of `student` on what `target` answers at `inputs` (n, d).
 
     explain: "gradient", "smoothgrad", "gradient_x_input", "integrated_gradients", a captum attribution, or None.
@@ -72,10 +73,14 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     form: what the API does to explanations before it shows them; found by itself for d >= 16.
     steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students are
     averaged to teach the final one where explained queries are few (committee.py). A wider student does more.
+    soft: how soft the student's folds start (soften.py); None: 1 from 33 explained queries on, else 0. For queries that
+    are white noise 2 is better, however few they are.
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)
     x = checked_inputs(inputs)
+    if soft is not None and not 0 <= soft < math.inf:
+        raise BadInput(f"soft must be zero or a positive number, not {soft}.")
     student, made = fresh(student, streams)
     shape = input_shape or getattr(student, "input_shape", None) or conv_input_shape(student)
     k = checked_student(student, shape, x.shape[1])
@@ -95,7 +100,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
         return nothing(asked, output, provenance)
     lesson, ends = lesson_of(asked, student, k, match, answers)
     pupil = Pupil(student, ends, lesson.space, tuple(shape) if shape else None)
-    affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, progress)
+    affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, soft, progress)
     student.eval()
     loss = taught.loss if taught else float("nan")
     return Imitation(
@@ -107,12 +112,12 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
 
 
 def learn(pupil: Pupil, lesson: Lesson, streams: Streams, steps: int | None, plans: list[Plan] | None,
-          committee: int, progress: Progress) -> tuple[bool, Taught | None, Scores | None]:
+          committee: int, soft: float | None, progress: Progress) -> tuple[bool, Taught | None, Scores | None]:
     """(solved by algebra?, what training did, scores on answers that were not seen)"""
     layer = only_linear(pupil.module)
     if layer is None:
         taught = teach(pupil, lesson, streams=streams, steps=steps, plans=plans, committee=committee,
-                       progress=progress)
+                       soft=soft, progress=progress)
         return False, taught, taught.held_out
     progress("solving", {"done": 0, "total": 1})
     held = held_rows(lesson.n)
@@ -130,7 +135,7 @@ def learn(pupil: Pupil, lesson: Lesson, streams: Streams, steps: int | None, pla
     # Not a linear target: descent on the same answers may serve the classes better than least squares does.
     initialise(pupil.module, streams("student"))
     taught = teach(pupil, lesson, streams=streams, steps=steps, plans=plans, committee=committee,
-                       progress=progress)
+                       soft=soft, progress=progress)
     if whole is not None and scores is not None and taught.held_out is not None \
             and by_class(scores) < by_class(taught.held_out):
         put(layer, whole)
