@@ -1,6 +1,7 @@
 """Claim: networks trained on digits (dead inputs, dead units) cost within 1.5 times of random ones, and are exact.
 
-python benchmarks/extract_trained.py --seeds 20 --cases digits,mnist
+In the cases -dead, inputs that are never lit have no weights at all, and three units start where no image reaches them.
+python benchmarks/extract_trained.py --seeds 20 --cases digits,digits-dead,mnist,mnist-dead
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import foldline as fl
 
 
 def data(case: str) -> tuple[Tensor, Tensor]:
-    if case == "digits":
+    if case.startswith("digits"):
         from sklearn.datasets import load_digits
         bunch = load_digits()
         return torch.tensor(bunch.data / 16.0, dtype=D), torch.tensor(bunch.target)
@@ -30,10 +31,16 @@ def data(case: str) -> tuple[Tensor, Tensor]:
 
 def trained(case: str, seed: int) -> tuple[fl.Network, Tensor]:
     x, y = data(case)
-    d, h, k = x.shape[1], 32 if case == "digits" else 64, 1 if case == "digits" else 10
+    d, (h, k) = x.shape[1], (32, 1) if case.startswith("digits") else (64, 10)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(d, h), nn.ReLU(), nn.Linear(h, k)).double()
+    first, last = net[0], net[2]
+    assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+    if case.endswith("-dead"):
+        with torch.no_grad():
+            first.bias[:3] = -8.0
+            first.weight[:, x.abs().sum(0) == 0] = 0.0
     step = torch.optim.Adam(net.parameters(), 3e-3)
     for _ in range(200):
         z = net(x)
@@ -42,8 +49,6 @@ def trained(case: str, seed: int) -> tuple[fl.Network, Tensor]:
         step.zero_grad()
         loss.backward()                                              # type: ignore[no-untyped-call]
         step.step()
-    first, last = net[0], net[2]
-    assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
     zero = torch.zeros(k, d, dtype=D)
     return fl.Network(first.weight, first.bias, last.weight, zero, last.bias), x
 
@@ -67,7 +72,7 @@ def one(case: str, seed: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", default="digits,mnist")
+    parser.add_argument("--cases", default="digits,digits-dead,mnist,mnist-dead")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--quick", action="store_true", help="two seeds of digits")
