@@ -45,7 +45,7 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     if status is not None:
         samples, weights, evidence = nothing(d)
         return ReconstructionResult(
-            status=status, queries=span.queries, certificate=Leak(span.rank, span.noise_floor, gap, 0, 0, False),
+            status=status, queries=span.queries, certificate=Leak(span.rank, span.noise_floor, gap, 0, False),
             provenance=provenance, samples=samples, weights=weights, evidence=evidence, estimated_n=0,
             singular_values=span.singular_values, image_shape=shape)
     low, high = box if box is not None else (0.0, 1.0)
@@ -58,7 +58,8 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
                  live=live_pixels(raw, offset - low if centred and box is not None else None), rounds=rounds,
                  progress=progress)
     weights, evidence = weigh(found, None)
-    rows = found.images * (high - low) + low - offset if gauged else found.images * (high - low)
+    images = torch.where(found.flat[:, None], found.images.clamp(0, 1), found.images)       # as from weights
+    rows = images * (high - low) + low - offset if gauged else images * (high - low)
     if not centred:
         # Nothing fixes the sign of a centred image, and every guess is wrong for some kind of picture: both are given.
         rows, weights = torch.cat([rows, -rows]), weights.repeat(2)
@@ -66,7 +67,7 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     samples, weights, evidence = best_first(rows, weights, evidence)
     exact = int(evidence["exact"].sum())
     certificate = Leak(rank=len(B), noise_edge=span.noise_floor, gap=gap, exact=exact,
-                       confident=int((weights >= 0.5).sum()), n_is_exact=span.status.ok and len(B) == span.rank)
+                       n_is_exact=span.status.ok and len(B) == span.rank)
     if not span.status.ok:
         notes.append(f"The span itself is incomplete ({span.status.code}).")
     said = f"{len(B)} directions from {span.queries} queries; {exact} images were confirmed by the pixel box."

@@ -51,7 +51,7 @@ def invert(network: nn.Module, *, rng: torch.Generator, m: int = 100, image_shap
     return ReconstructionResult(
         status=Status("ok", "Prototypes that the network likes best; nothing says that they are training rows.",
                       tuple(notes)),
-        queries=0, certificate=Leak(0, float("nan"), 1.0, 0, 0, False),
+        queries=0, certificate=Leak(0, float("nan"), 1.0, 0, False),
         provenance=Provenance("invert", streams.seed, {"m": m, "lr": lr, "sigma_x": sigma_x, "steps": steps}),
         samples=samples, weights=weights, evidence=evidence, estimated_n=0,
         singular_values=torch.zeros(0, dtype=torch.float64), image_shape=shape)

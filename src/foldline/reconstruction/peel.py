@@ -34,6 +34,7 @@ class Peeled:
     edge: Tensor            # (q,)
     independence: Tensor    # (q,)
     agreement: Tensor       # (q,) NCC with the nearest component of a second, independent start
+    flat: Tensor            # (q,) bool: many pixels near the box's edge, so the box has a say
     rounds: int
 
 
@@ -70,7 +71,7 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
     exact = fixed.clone()
     exact[fixed] = certain(coefficients[fixed], R)
     return Peeled(coefficients @ (R * live), exact, final.violation, final.edge, independence(C, space.z),
-                  agreement_of(coefficients, space, R, g, streams), done)
+                  agreement_of(coefficients, space, R, g, streams), worth, done)
 
 
 def refit(coefficients: Tensor, fixed: Tensor, space: Whitened, rng: torch.Generator | None) -> Tensor:

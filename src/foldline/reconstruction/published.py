@@ -41,7 +41,7 @@ def reconstruct_published(network: nn.Module, *, method: Literal["kkt", "atoms"]
     samples, weights, evidence = best_first(fit.samples, weights, {"multiplier": weights})
     said = f"The stationarity residual is {fit.residual:.3g} of the weights' norm."
     status = Status("diverged", f"{fit.note} {said}", tuple(notes)) if fit.note else Status("ok", said, tuple(notes))
-    certificate = Leak(edge.rank, edge.edge, edge.gap, 0, int((weights >= 0.5).sum()), False)
+    certificate = Leak(edge.rank, edge.edge, edge.gap, 0, False)
     plain = {k: v for k, v in settings.items() if not isinstance(v, Tensor) and not callable(v)}
     parameters = {"method": method, **plain}
     return ReconstructionResult(

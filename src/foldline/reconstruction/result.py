@@ -18,7 +18,6 @@ class Leak:
     noise_edge: float           # singular values below it are noise; nan where there was no tail to see
     gap: float                  # last kept singular value over the first dropped one
     exact: int                  # images on the box's edge far beyond what the span forces
-    confident: int              # images with evidence weight of a half or more
     n_is_exact: bool            # the spectrum ends in a gap, so estimated_n counts the training set
 
 
