@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from planted import MNIST, network_of, planted, trained
+from planted import MNIST, mixture, mnist, network_of, planted, trained
 from torch import Tensor, nn
 
 import foldline as fl
 from foldline.errors import BadInput
 from foldline.oracles.explain import smoothgrad_oracle
-from foldline.reconstruction.black_box import signal_basis
+from foldline.reconstruction.black_box import ends, signal_basis
 from foldline.results import Status
 
 
@@ -95,3 +95,28 @@ def test_a_span_from_labels_is_taken_as_it_is() -> None:
         status=Status("budget", "."), provenance=made)
     found, _ = signal_basis(labelled)
     assert torch.equal(found, basis)
+
+
+def test_a_mean_without_edges_fixes_no_scale_and_the_box_does() -> None:
+    x, unseen = mnist(12)
+    net = network_of(mixture(x - 0.1307))
+    span = fl.recover_span(fl.gradient_oracle(net), rng=fl.generator(0))
+    found = fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST, mean=0.1307)
+    score = fl.score_reconstruction(found.samples + 0.1307, x, unseen, image_shape=MNIST)
+    assert score.recovered == 1.0 and score.above["0.99"] == 12 and found.estimated_n == 12
+    assert len(found.samples) == 12                                 # the box begins near the mean: ink has one sign
+
+
+def test_images_that_fit_the_box_in_either_sign_come_in_both() -> None:
+    x, unseen = (0.25 + 0.5 * rows for rows in mnist(12))
+    net = network_of(mixture(x - 0.5))
+    span = fl.recover_span(fl.gradient_oracle(net), rng=fl.generator(0))
+    found = fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST, mean=0.5)
+    score = fl.score_reconstruction(found.samples + 0.5, x, unseen, image_shape=MNIST)
+    assert score.above["0.9"] >= 10 and len(found.samples) >= 22 and found.estimated_n == 12
+    assert "in both" in " ".join(found.status.notes) and found.certificate.exact <= 12
+
+
+def test_a_spectrum_that_sinks_into_the_noise_counts_nothing() -> None:
+    assert ends(torch.tensor([8.0, 5.0, 3.0, 2.0, 1e-5, 9e-6]), 4, 2e5)
+    assert not ends(torch.tensor([8.0, 0.9, 0.08, 7e-3, 1e-3, 9e-4]), 4, 7.0)

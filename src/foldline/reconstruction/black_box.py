@@ -19,11 +19,14 @@ from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.noise_edge import NEAR, SHORTEST_TAIL
 from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
+from foldline.reconstruction.snap import outside
 from foldline.reconstruction.start_left import start_in_span
 from foldline.reconstruction.starts import live_pixels
 from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
 from foldline.results import Progress, Provenance, Status, silent
 from foldline.span.result import SpanResult
+
+MIRRORED = 0.05         # share of ink outside the box below which an image's mirror fits the box too
 
 
 def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape: tuple[int, ...] | None = None,
@@ -60,22 +63,40 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     weights, evidence = weigh(found, None)
     images = torch.where(found.flat[:, None], found.images.clamp(0, 1), found.images)       # as from weights
     rows = images * (high - low) + low - offset if gauged else images * (high - low)
-    if not centred:
-        # Nothing fixes the sign of a centred image, and every guess is wrong for some kind of picture: both are given.
-        rows, weights = torch.cat([rows, -rows]), weights.repeat(2)
-        evidence = {name: value.repeat(2) for name, value in evidence.items()}
+    # Where nothing fixes the sign of a centred image, every guess is wrong for some kind of picture: both are given.
+    free, seen = torch.ones(len(rows), dtype=torch.bool), True
+    if centred:
+        seen = float((features or features_for(shape))(offset[None] - low).norm()) > 1e-9 * float(offset.norm())
+        free = either_sign(found.images, (offset - low) / (high - low)) & (gauged and not seen)
+    if centred and bool(free.any()):
+        notes.append(f"The mean has no edges, so it cannot fix the sign of {int(free.sum())} rows that would fit the "
+                     f"box in either: those are given in both.")
+    rows, weights = torch.cat([rows, -rows[free]]), torch.cat([weights, weights[free]])
+    evidence = {name: torch.cat([value, value[free]]) for name, value in evidence.items()}
     samples, weights, evidence = best_first(rows, weights, evidence)
-    exact = int(evidence["exact"].sum())
+    exact = int(found.exact.sum())                                   # an image in both signs is one
     certificate = Leak(rank=len(B), noise_edge=span.noise_floor, gap=gap, exact=exact,
-                       n_is_exact=span.status.ok and len(B) == span.rank)
+                       n_is_exact=span.status.ok and len(B) == span.rank and ends(span.singular_values, len(B), gap))
     if not span.status.ok:
         notes.append(f"The span itself is incomplete ({span.status.code}).")
     said = f"{len(B)} directions from {span.queries} queries; {exact} images were confirmed by the pixel box."
     outcome = start_in_span(B, shape, offset - low if centred and box is not None else None) or Status("ok", said)
     return ReconstructionResult(
         status=Status(outcome.code, outcome.message, tuple(notes)), queries=span.queries, certificate=certificate,
-        provenance=provenance, samples=samples, weights=weights, evidence=evidence, estimated_n=len(raw),
+        provenance=provenance, samples=samples, weights=weights, evidence=evidence,
+        estimated_n=len(raw) if seen else len(B),
         image_shape=shape, singular_values=span.singular_values)
+
+
+def ends(s: Tensor, r: int, gap: float) -> bool:
+    """Whether the spectrum ends after r values, or only sinks into the noise: its gap is wider than any step before."""
+    steps = s[:r - 1] / s[1:r]
+    return len(steps) == 0 or gap > 2 * float(steps[len(steps) // 2:].max())
+
+
+def either_sign(images: Tensor, mean: Tensor) -> Tensor:
+    """(q,) bool: mirrored at the mean they would lie in the box as well."""
+    return outside(2 * mean - images) < MIRRORED
 
 
 def with_mean(B: Tensor, offset: Tensor, centred: bool) -> tuple[Tensor, Tensor | None]:

@@ -27,6 +27,7 @@ STARTS = 2              # draws at most for each treatment of dead pixels
 LARGE = 256             # more directions than that are unmixed once each way: a start takes minutes
 GOOD = 0.1              # share of ink outside the box below which a component counts as arrived
 ENOUGH = 0.9            # share of components that have arrived, from which on no further start is drawn
+WITHIN = 0.995          # share of pixels that a stretched image leaves inside the box
 TELLING = 100.0         # a dead pixel with so many times the usual power of dead pixels is not dead
 
 
@@ -76,6 +77,9 @@ def images_of(C: Tensor, space: Whitened, R: Tensor, gauge: Tensor | None) -> Te
     c = C.double() @ space.K
     if gauge is None:
         return scaled(c, R, None)
+    mean = unseen_mean(space, gauge)
+    if mean is not None:
+        return stretched(c - (c @ gauge)[:, None] * mean, mean, R)
     # A component that hardly carries the constant cannot be scaled by it: bring its brightest pixel to 1 instead.
     share = (c @ gauge).abs() / (c.norm(dim=1) * gauge.norm()).clamp(min=1e-300)
     weak = share < 1e-4
@@ -83,6 +87,25 @@ def images_of(C: Tensor, space: Whitened, R: Tensor, gauge: Tensor | None) -> Te
     if bool(weak.any()):
         out[weak] = scaled(c[weak], R, None)
     return out
+
+
+def unseen_mean(space: Whitened, gauge: Tensor) -> Tensor | None:
+    """The coefficients of the mean where no feature sees it (edges of a mean that is the same everywhere), else None.
+
+    Components then come without their share of it, so the gauge can fix neither their scale nor their sign.
+    """
+    rows = torch.linalg.qr(space.K.T)[0]                            # (r, q)
+    rest = gauge - rows @ (rows.T @ gauge)
+    carried = float(rest @ gauge)
+    return rest / carried if carried > 1e-6 * float(gauge @ gauge) else None
+
+
+def stretched(y: Tensor, mean: Tensor, R: Tensor) -> Tensor:
+    """mean + t y, with the t of the sign that leaves room for more contrast, as far as the box goes."""
+    Y, m = y @ R, (mean @ R).clamp(1e-3, 1 - 1e-3)
+    room = [torch.quantile(torch.where(way > 0, way / (1 - m), -way / m), WITHIN, dim=1) for way in (Y, -Y)]
+    t = torch.where(room[0] <= room[1], 1 / room[0].clamp(min=1e-300), -1 / room[1].clamp(min=1e-300))
+    return mean + t[:, None] * y
 
 
 def at_edge(X: Tensor) -> Tensor:
