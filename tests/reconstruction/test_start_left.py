@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from planted import mixture, mnist, network_of
 
 import foldline as fl
 from foldline.reconstruction.start_left import roughness, start_in_span
@@ -60,3 +61,9 @@ def test_roughness_of_known_pictures() -> None:
     board = (-1.0) ** torch.arange(8)
     assert roughness((board[:, None] * board).reshape(1, 64).double(), (8, 8)) == pytest.approx(4)
     assert start_in_span(noise, None) is None                   # a table has no neighbours to compare
+
+
+def test_raw_inputs_have_no_mean_that_could_show_dead_pixels() -> None:
+    x, _ = mnist(12)
+    span = fl.recover_span(fl.gradient_oracle(network_of(mixture(x))), rng=fl.generator(0))
+    assert fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST, mean=0.0).status.ok

@@ -68,6 +68,9 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     if centred:
         seen = float((features or features_for(shape))(offset[None] - low).norm()) > 1e-9 * float(offset.norm())
         free = either_sign(found.images, (offset - low) / (high - low)) & (gauged and not seen)
+    if gauged and seen:
+        notes.append(f"{len(raw)} rows are counted because the mean is taken as the training set's own; if it is not, "
+                     f"there is one less.")
     if centred and bool(free.any()):
         notes.append(f"The mean has no edges, so it cannot fix the sign of {int(free.sum())} rows that would fit the "
                      f"box in either: those are given in both.")

@@ -55,8 +55,8 @@ def start_in_span(basis: Tensor, shape: tuple[int, ...] | None, offset: Tensor |
     """
     r, d = basis.shape
     sign = ""
-    if offset is not None and r:
-        dead = offset.abs() < 1e-9
+    dead = offset.abs() < 1e-9 if offset is not None else None
+    if dead is not None and r and not bool(dead.all()):              # a mean of zero everywhere is nobody's mean image
         power = float(basis[:, dead].square().sum() / basis.square().sum())
         if power > DEAD * int(dead.sum()) / d:
             sign = f"have {power:.0%} of their power on {int(dead.sum())} pixels that are zero in every training row"
