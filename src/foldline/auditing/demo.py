@@ -56,7 +56,7 @@ def demo_subjects(audit: AuditFile, folder: Path, progress: Progress = silent) -
             serving(make_app(small.module, name="digits, one hidden layer")) as small_url:
         def over_http(address: str) -> Any:
             def opened(kind: Kind) -> Source:
-                return open_endpoint(address, kind, output=audit.output)
+                return open_endpoint(address, kind, output=audit.output, overlap=False)     # one process, one lock
             return opened
         yield {"main": replace(main, open=over_http(url), module=None), "copy": main,
                "small": replace(small, open=over_http(small_url), module=None)}

@@ -46,8 +46,9 @@ LEAST_ROWS = 256                # our own server: below this a request costs mor
 def open_endpoint(text: str, kind: Kind, *, output: int | Literal["all"] = 0, threshold: float = 0.0,
                   dim: int | None = None, input_shape: tuple[int, ...] | None = None, box: Box | None = None,
                   authorised: str | None = None, timeout: float | None = None,
-                  attempts: int | None = None) -> EndpointSource:
-    """`text`: an http(s) address of `foldline serve`, or http:spec.yaml. `authorised`: by whose leave.
+                  attempts: int | None = None, overlap: bool = True) -> EndpointSource:
+    """`text`: an http(s) address of `foldline serve`, or http:spec.yaml. `authorised`: by whose leave. overlap=False:
+    no more requests than rows_per_request makes, for a server that shares this process and so gains nothing by them.
 
     output="all" asks our own server for the explanations of every output: width k + k d, the k values first.
     """
@@ -58,6 +59,8 @@ def open_endpoint(text: str, kind: Kind, *, output: int | Literal["all"] = 0, th
         spec = read_spec(text.removeprefix("http:"))
         changes = {k: v for k, v in (("timeout", timeout), ("attempts", attempts)) if v is not None}
         spec = spec.model_copy(update=changes)
+    if not overlap:
+        spec = spec.model_copy(update={"least_rows": None})
     wanted = dim or (math.prod(input_shape) if input_shape else None)
     if wanted is not None and wanted != spec.dim:
         raise BadSpec(f"{text} takes rows of {spec.dim} numbers, not of {wanted}.")
