@@ -6,8 +6,11 @@ from planted import mnist
 from torch import Tensor
 
 import foldline as fl
-from foldline.reconstruction.peel import mirrored, ncc, orthonormal
-from foldline.reconstruction.snap import measure, scaled, snap
+from foldline.randomness import Streams
+from foldline.reconstruction import peel as peeling
+from foldline.reconstruction.features import plain_features
+from foldline.reconstruction.peel import mirrored, ncc, orthonormal, peel
+from foldline.reconstruction.snap import measure, pinned, scaled, snap
 
 
 def span(n: int = 12) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,3 +77,25 @@ def test_the_other_of_two_similar_images_is_found_from_their_difference() -> Non
     found = mirrored(candidate, c[3:4], R)
     assert len(found) == 1 and float(ncc(found @ R, x)[0, 7]) > 0.99
     assert len(mirrored(c[7:8], c[3:4], R)) == 0            # what lies in the box already stays
+
+
+@pytest.mark.parametrize(("own", "kept"), [(0.03, True), (0.07, False)])
+def test_zeros_must_hold_every_other_direction_twenty_times_as_firmly(own: float, kept: bool) -> None:
+    """The image's own values at its zeros are `own` times as large as the next direction's there."""
+    zeros = torch.arange(40) < 20
+    R = torch.zeros(2, 40, dtype=torch.float64)
+    R[0, 0], R[0, 20:] = own, 1.0
+    R[1, 1], R[1, 20:] = 1.0, torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(10)
+    assert pinned(zeros, R) is kept
+
+
+def test_a_span_of_nearly_all_live_pixels_is_not_snapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds points with more zeros than any image has: what would arrive there proves nothing."""
+    x, _ = mnist(60)
+    some = x[:, x.mean(0).argsort(descending=True)[:70]]                # 60 directions, 70 live pixels
+    called = []
+    monkeypatch.setattr(peeling, "snap", lambda *a, **k: called.append(1) or snap(*a, **k))
+    found = peel(some, None, plain_features, streams=Streams(fl.generator(0)), rounds=0)
+    assert not called and not bool(found.exact.any())
+    peel(some[:8], None, plain_features, streams=Streams(fl.generator(0)), rounds=0)
+    assert called

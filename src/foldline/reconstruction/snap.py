@@ -25,7 +25,7 @@ FAR, NEAR = 0.3, 0.03
 BELOW = 8.0
 EDGE = 1e-2                 # a pixel this near to 0 or 1 is on the edge
 CHUNK = 64                  # candidates per batch of systems: bounds memory at 64 r^2
-PINNED = 0.1                # the zeros hold every other direction at least ten times as firmly as the image's own
+PINNED = 0.05               # the zeros hold every other direction twenty times as firmly as the image's own
 ROUNDING = 1e-10            # of a squared share of ink
 VIOLATION = 0.02            # share of ink outside the box below which a snapped image counts as exact
 
@@ -94,11 +94,15 @@ def measured(C: Tensor, Rl: Tensor) -> Snapped:
     zeros = X.abs() < EDGE
     violation = outside(X)
     edge = (zeros | ((X - 1).abs() < EDGE)).sum(1)
-    # r - 1 zeros are free; a tenth of the pixels beyond them is not.
-    exact = (violation < VIOLATION) & (edge > r + 0.1 * (p - r)) & (X.amax(1) > 0.3)
+    exact = (violation < VIOLATION) & (edge > needed(r, p)) & (X.amax(1) > 0.3)
     for i in torch.nonzero(exact).flatten().tolist():
         exact[i] = pinned(zeros[i], Rl)
     return Snapped(C, violation, edge, exact)
+
+
+def needed(r: int, p: int) -> float:
+    """Pixels on the edge that say something: r - 1 zeros are free, a tenth of the pixels beyond them is not."""
+    return r + 0.1 * (p - r)
 
 
 def outside(X: Tensor) -> Tensor:
@@ -107,14 +111,7 @@ def outside(X: Tensor) -> Tensor:
     return ink.sum(1) / X.abs().sum(1).clamp(min=1e-12)
 
 
-def certain(coefficients: Tensor, R: Tensor) -> Tensor:
-    """(k,) bool: pinned twice as firmly as it takes to be kept, and so claimed as exact."""
-    live = R.norm(dim=0) > 1e-3 * R.norm(dim=0).max()
-    zeros = (coefficients @ R[:, live]).abs() < EDGE
-    return torch.tensor([pinned(z, R[:, live], PINNED / 2) for z in zeros], dtype=torch.bool)
-
-
-def pinned(zeros: Tensor, Rl: Tensor, ratio: float = PINNED) -> bool:
+def pinned(zeros: Tensor, Rl: Tensor) -> bool:
     """Whether the zeros fix the image: one direction of the span nearly vanishes there, and no second one does.
 
     Two similar digits are zero at the same places, and so is every mixture of them.
@@ -123,4 +120,4 @@ def pinned(zeros: Tensor, Rl: Tensor, ratio: float = PINNED) -> bool:
         return True
     first, second = torch.linalg.eigvalsh(Rl[:, zeros] @ Rl[:, zeros].T)[:2].clamp(min=0).tolist()
     # Where two directions vanish exactly, both are rounding, and their ratio says nothing.
-    return bool(second > ROUNDING and first < ratio ** 2 * second)
+    return bool(second > ROUNDING and first < PINNED ** 2 * second)
