@@ -140,11 +140,14 @@ class Core:
             self.ask(self.scatter(more, rng))
         c, y, sigma = self.answers()
         found = solve_missing(u, c[:, :self.size], y, sigma, enough=BAD, rng=self.streams(f"missing {len(y)}"))
+        if found.rms > 2 * BAD and len(found.units) > len(u) and self.size < self.d:
+            return self.fit(u)                                       # every unit will cost a row per direction
         return found.units, found.rms
 
     def limit(self, u: Units) -> float:
-        """Rows that the unknowns need at the least; units without a fold of their own are not paid for."""
-        m, k = min(len(u), 1 + max(len(line.t) for line in self.lines)), len(u.q)
+        """Rows that the unknowns need at the least; a unit that no line showed is paid for only where it is cheap."""
+        folds = max(len(line.t) for line in self.lines)
+        m, k = min(len(u), folds + (self.d <= 16)), len(u.q)
         return (m * (self.d + 1) + k * (m + 1)) / k
 
     def to_spend(self, u: Units) -> float:

@@ -67,8 +67,7 @@ def recover_through_noise(f: ValueOracle, spread: Spread, x0: Tensor, u: Tensor,
         good = core_rms <= BAD
         units = lift(core, units, wide if good else NARROW, AGAIN if good else 1)
     # Answers at points of the kind that matters are worth more than any others: as many as can be paid.
-    share = min(0.03, 0.005 + 1.6 / core.d) * core.limit(units)
-    core.ask_outside(spare(16 + int(max(share, min(core.to_the_last(units) - 50, 0.6 * core.limit(units))))))
+    core.ask_outside(spare(16 + int(max(0.0, min(core.to_the_last(units) - 50, 0.6 * core.limit(units))))))
     progress("least squares", {"units": len(units), "rows": sum(len(x) for x in core.X)})
     c, y, s = core.answers()
     small = units.W.numel() <= DENSE                                 # above that a step takes seconds, and few suffice
