@@ -206,3 +206,14 @@ def test_a_component_that_hardly_carries_the_constant_gets_its_sign_from_the_uni
     exact = torch.zeros(6, dtype=torch.bool)
     exact[1] = True
     assert torch.equal(untied(loose, inactive, exact)[0][1], loose[1])
+
+
+@pytest.mark.parametrize("mean", ["own", "of other data", "constant", "zero"])
+def test_a_first_layer_without_biases_spans_what_explanations_span(mean: str) -> None:
+    x, unseen = mnist(12)
+    row = {"own": x.mean(0), "of other data": unseen.mean(0), "constant": torch.full((784,), 0.1307).double(),
+           "zero": torch.zeros(784).double()}[mean]
+    found = fl.reconstruct(network_of(mixture(x - row, noise=1e-6), bias=False), rng=fl.generator(1),
+                           image_shape=MNIST, mean=row)
+    score = fl.score_reconstruction(found.samples + row, x, unseen, image_shape=MNIST)
+    assert score.above["0.99"] == 12 and found.status.ok

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from foldline.errors import BadInput, Refused
 from foldline.networks.one_hidden import Network
 from foldline.randomness import Streams
+from foldline.reconstruction.basis import Rows, rows_in
 from foldline.reconstruction.evidence import inactive_share, untied, weigh
 from foldline.reconstruction.features import Features, features_for, guessed_shape
 from foldline.reconstruction.noise_edge import Edge, noise_edge
@@ -60,36 +61,45 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     if refusal is not None:
         samples, weights, evidence = nothing(d)
         return ReconstructionResult(
-            status=refusal, queries=0, certificate=leak_of(edge, evidence), provenance=provenance,
+            status=refusal, queries=0, certificate=leak_of(edge, 0), provenance=provenance,
             samples=samples, weights=weights, evidence=evidence, estimated_n=0, singular_values=edge.singular_values,
             image_shape=shape)
     B = V[:edge.rank]                                                # (r, d + 1)
+    contrast = features or features_for(shape)
+    if float(B[:, -1].norm()) > 1e-6:
+        found = rows_with_bias(B, A, offset, centred, box, contrast, streams=streams, rounds=rounds, progress=progress)
+    else:
+        found = rows_in(B[:, :-1], offset, centred, box, contrast, streams=streams, rounds=rounds, progress=progress)
+    samples, weights, evidence = best_first(undo(found.rows), found.weights, found.evidence)
+    certificate = leak_of(edge, found.exact)
+    return ReconstructionResult(
+        status=status_of(edge, certificate, [*notes, *found.notes], A), queries=0, certificate=certificate,
+        provenance=provenance, samples=samples, weights=weights, evidence=evidence, estimated_n=found.n,
+        singular_values=edge.singular_values, image_shape=shape)
+
+
+def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tuple[float, float] | None,
+                   features: Features, *, streams: Streams, rounds: int, progress: Progress) -> Rows:
+    """Training rows from a basis B (r, d + 1) of the span of [x - mean, 1]; A (h, d + 1) the layer itself."""
     low, high = box if box is not None else (0.0, 1.0)
     gauge = B[:, -1]
-    carries = float(gauge.norm()) > 1e-6
     # Raw pixels, the mean put back through the bias coordinate, in units of the box.
     raw = (B[:, :-1] + gauge[:, None] * (offset - low)) / (high - low)
     snapping = box is not None and (centred or float(B[:, :-1].norm()) > 0)
-    if mean is None and box is not None:
+    notes = []
+    if not centred and box is not None:
         notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
-    found = peel(raw, gauge if carries else None, features or features_for(shape), streams=streams,
-                 snapping=snapping, live=live_pixels(raw, offset - low if centred and box is not None else None),
-                 rounds=rounds, progress=progress)
+    found = peel(raw, gauge, features, streams=streams, snapping=snapping,
+                 live=live_pixels(raw, offset - low if centred and box is not None else None), rounds=rounds,
+                 progress=progress)
     rows = found.images * (high - low) + low - offset                # network coordinates
     progress("weighing", {"candidates": float(len(rows))})
-    inactive = inactive_share(rows, A) if carries else None
-    if inactive is not None:
-        rows, inactive = untied(rows, inactive, found.exact)
+    rows, inactive = untied(rows, inactive_share(rows, A), found.exact)
     weights, evidence = weigh(found, inactive)
     # The box is convex and holds every training row: its nearest point is nearer to whichever of them this is. Natural
     # pictures hardly reach its edge, and a wrong contrast would be cut.
     rows = torch.where(found.flat[:, None], (rows + offset).clamp(low, high) - offset, rows)
-    samples, weights, evidence = best_first(undo(rows), weights, evidence)
-    certificate = leak_of(edge, evidence)
-    return ReconstructionResult(
-        status=status_of(edge, certificate, notes, A), queries=0, certificate=certificate, provenance=provenance,
-        samples=samples, weights=weights, evidence=evidence, estimated_n=edge.rank,
-        singular_values=edge.singular_values, image_shape=shape)
+    return Rows(rows, weights, evidence, int(found.exact.sum()), len(B), notes)
 
 
 def first_layer(network: nn.Module) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -175,8 +185,7 @@ def nothing_leaks(edge: Edge, A: Tensor) -> Status | None:
     return None
 
 
-def leak_of(edge: Edge, evidence: dict[str, Tensor]) -> Leak:
-    exact = int(evidence["exact"].sum()) if "exact" in evidence else 0
+def leak_of(edge: Edge, exact: int) -> Leak:
     return Leak(rank=edge.rank, noise_edge=edge.edge, gap=edge.gap, exact=exact, n_is_exact=edge.gap >= 2.0)
 
 
