@@ -73,8 +73,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     form: what the API does to explanations before it shows them; found by itself for d >= 16.
     steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students are
     averaged to teach the final one where explained queries are few (committee.py). A wider student does more.
-    soft: how soft the student's folds start (soften.py); None: 1 from 33 explained queries on, else 0. For queries that
-    are white noise 2 is better, however few they are.
+    soft: how soft the student's folds start (soften.py); None: 1 from 33 explained queries on, else 0. The command sets
+    2 for up to 32 queries that are white noise.
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)
