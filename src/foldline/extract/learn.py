@@ -52,10 +52,12 @@ def learn_from_queries(f: ValueOracle, epsilon: float = 1e-3, delta: float = 0.0
         return learn_by_theory(f, epsilon, delta, rng=rng, theory=theory or Theory(), progress=progress)
     if method != "practical":
         raise BadInput(f'method is "practical" or "theory", not {method!r}.')
+    before = rng.clone_state() if isinstance(rng, torch.Generator) else rng         # draws what extraction would draw
     streams = Streams(rng)
     parameters = {"epsilon": epsilon, "delta": delta, "relative": relative, "kurtosis": kurtosis,
                   "resolution": resolution, "max_lines": max_lines, "hand_over": hand_over}
-    run = Run(f, epsilon, delta, relative, kurtosis, resolution, max_lines, hand_over, streams, progress)
+    run = Run(f, epsilon, delta, relative, kurtosis, resolution, max_lines, before if hand_over else None,
+              streams, progress)
     try:
         run.go()
     except BudgetExhausted:

@@ -37,10 +37,14 @@ class Asker:
 
     def __call__(self, x: Array) -> Array:
         y = np.asarray(self.oracle(torch.from_numpy(np.ascontiguousarray(x))).double().numpy(), dtype=np.float64)
-        far = np.maximum(1.0, np.linalg.norm(x, axis=1) / np.sqrt(self.d))
-        self.magnitude = max(self.magnitude, float((np.abs(y).max(1) / far).max()))
-        self.eta = max(self.eta, ROUNDINGS * EPS * self.magnitude)
+        self.note(x, y)
         return y
+
+    def note(self, x: Array, y: Array) -> None:
+        """Answers as large as y round by that much."""
+        far = np.maximum(1.0, np.linalg.norm(x, axis=1) / np.sqrt(self.d))
+        self.magnitude = max(self.magnitude, float((np.abs(y).max(1) / far).max(initial=0.0)))
+        self.eta = max(self.eta, ROUNDINGS * EPS * self.magnitude)
 
     def noise_at(self, x: Array) -> Array:
         """(n,): far out the same relative rounding is larger."""

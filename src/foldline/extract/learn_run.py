@@ -1,4 +1,4 @@
-"""The stages of learning: look, hand over, listen, search lines, refit, certify."""
+"""The stages of learning: hand over, look, listen, search lines, refit, certify."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 
-from foldline.extract.learn_certificate import LearnCertificate, certify, probes_wanted
-from foldline.extract.learn_handover import extracted
+from foldline.extract.learn_certificate import SMALL, LearnCertificate, certify, probes_wanted
+from foldline.extract.learn_handover import try_extraction
 from foldline.extract.learn_lines import LineReport, add_units_of_line
 from foldline.extract.learn_merge import merge_within
 from foldline.extract.learn_model import EPS, Array, Asker, Model, fold_into_affine
@@ -21,6 +21,7 @@ from foldline.randomness import Streams
 from foldline.results import Progress, Provenance, Status
 
 FIRST_LOOK = 32             # probes before the first line; they screen every later model for nothing
+EXPLAINED = 1e-3            # half of the points known to this, relative: a network with a gap, not a wrong one
 FIRST_GRID, NEXT_GRID = 48, 40
 RUNAWAY = 1e8               # a fitted unit's size over the largest answer
 
@@ -29,10 +30,10 @@ class Run:
     """What a run carries from stage to stage, so that a budget that ends leaves the best so far."""
 
     def __init__(self, f: ValueOracle, epsilon: float, delta: float, relative: bool, kurtosis: float | None,
-                 resolution: float, max_lines: int, hand_over: bool, streams: Streams, progress: Progress) -> None:
+                 resolution: float, max_lines: int, hand_over: torch.Generator | None, streams: Streams,
+                 progress: Progress) -> None:
         self.ask = Asker(f)
-        self.hand_over, self.handed_over = hand_over, False
-        self.extraction_rng = streams("extraction")
+        self.hand_over, self.handed_over = hand_over, False          # extraction's own generator; None: not tried
         self.epsilon, self.delta, self.relative = epsilon, delta, relative
         self.max_lines, self.progress = max_lines, progress
         self.d, self.m = self.ask.d, self.ask.m
@@ -46,12 +47,12 @@ class Run:
         self.best_error = float("inf")
         self.x: Array = np.zeros((0, self.d))                       # every Gaussian point asked so far
         self.y: Array = np.zeros((0, self.m))
-        self.fresh = probes_wanted(self.d, delta, kurtosis)
+        self.kurtosis = kurtosis
         self.certificate: LearnCertificate | None = None
         self.reports: list[LineReport] = []
         self.history: list[tuple[int, float]] = []
         self.notes: list[str] = []
-        self.constant: Array = np.zeros(self.m)
+        self.before_lines = self.model
         self.tests = 0
         self.dropped = 0
         self.merged: tuple[tuple[int, ...], ...] = ()
@@ -68,15 +69,17 @@ class Run:
 
     @property
     def target(self) -> float:
-        """The L2 error wanted, in absolute units; never below the answers' own noise."""
-        wanted = self.epsilon * self.sd if self.relative else self.epsilon
-        return max(wanted, self.floor)
+        """The L2 error to reach, in absolute units: what is wanted, but never below the answers' own noise."""
+        return max(self.wanted, self.floor)
+
+    @property
+    def wanted(self) -> float:
+        return self.epsilon * self.sd if self.relative else self.epsilon
 
     @property
     def good_enough(self) -> bool:
         """Worth fresh probes: half of what is wanted, or all that the answers' noise lets one see."""
-        wanted = self.epsilon * self.sd if self.relative else self.epsilon
-        return self.best_error <= max(0.5 * wanted, self.floor)
+        return self.best_error <= max(0.5 * self.wanted, self.floor)
 
     @property
     def floor(self) -> float:
@@ -84,9 +87,12 @@ class Run:
         return 2.0 * math.sqrt(self.m) * self.ask.eta
 
     def go(self) -> None:
-        self.look()
-        if self.hand_over and self.extraction_passes():
+        if self.hand_over is not None and self.extraction_passes(self.hand_over):
             return
+        if self.out_of_budget:                                      # more folds than rows: no line would end
+            self.refit(growing=True)
+            return
+        self.look()
         self.listen()
         stale = refits = 0
         for number in range(self.max_lines):
@@ -109,36 +115,50 @@ class Run:
     def noisy(self) -> bool:
         return self.ask.eta > 1e-9 * max(self.sd, self.ask.magnitude)
 
+    def extraction_passes(self, rng: torch.Generator) -> bool:
+        """Try exact extraction; its network must explain the points it was not fitted to, then fresh probes."""
+        found = try_extraction(self.ask.oracle, outputs=self.m, reserve=FIRST_LOOK, rng=rng)
+        self.take(*found.fresh)
+        unseen = len(self.x)
+        self.take(*found.other)
+        self.progress("extraction", {"rows": self.ask.rows, "units": found.model.h if found.model else 0})
+        if found.model is None:
+            self.out_of_budget = found.short
+            return False
+        kept, self.model = self.model, found.model
+        self.hear(found.noise)
+        self.remember()
+        self.tests = found.checks - 1                               # each network that had fresh points was a test
+        if self.good_enough and self.passes(unseen=unseen):
+            self.handed_over = True
+            return True
+        off = np.sqrt(np.square(self.y - self.model(self.x)).sum(1))
+        if float(np.median(off)) <= EXPLAINED * self.sd:
+            self.model.doubt(float(np.median(off)), self.rng["polish"])
+        else:
+            self.model = kept                                       # a wrong network is no start
+        return False
+
     def look(self) -> None:
-        self.grow_pool(self.gaussian(FIRST_LOOK, "look"))
-        self.model.q = self.constant = self.y.mean(0)
+        if len(self.x) < FIRST_LOOK:
+            self.grow_pool(self.gaussian(FIRST_LOOK - len(self.x), "look"))
+        if not self.model.h:
+            self.model.q = self.y.mean(0)
         self.remember()
         self.progress("look", {"rows": self.ask.rows, "deviation": self.sd})
 
-    def extraction_passes(self) -> bool:
-        """Try exact extraction; its network must explain the points of the first look, then fresh probes."""
-        found = extracted(self.ask.oracle, rng=self.extraction_rng)
-        self.progress("extraction", {"rows": self.ask.rows, "units": found[0].h if found else 0})
-        if found is None:
-            return False
-        kept, (self.model, x, y) = self.model, found
-        self.x, self.y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
-        self.remember()
-        # Extraction saw neither the first look nor its own last probes when it fitted: both are fresh.
-        if self.good_enough and self.passes(unseen=len(self.x)):
-            self.handed_over = True
-            return True
-        self.model = kept                                           # a wrong network is no start
-        return False
-
     def listen(self) -> None:
         """How exact the answers are, said before rows are spent on what they cannot show."""
-        eta = measure_noise(self.ask, self.gaussian(4, "noise"), self.y, self.rng["noise"])
-        self.ask.eta = eta = max(eta, self.ask.eta)
-        self.progress("noise", {"rows": self.ask.rows, "noise": eta})
-        if self.relative and self.sd > 0 and self.floor > self.epsilon * self.sd:
-            self.notes.append(f"Known from the first {self.ask.rows} rows: the answers are off by about {eta:.2g}, so "
-                              f"relative errors below {self.floor / self.sd:.2g} cannot be shown.")
+        self.hear(measure_noise(self.ask, self.gaussian(4, "noise"), self.y, self.rng["noise"]))
+        self.progress("noise", {"rows": self.ask.rows, "noise": self.ask.eta})
+
+    def hear(self, noise: float) -> None:
+        """The answers are off by this much: if that is more than was asked for, it is said once."""
+        self.ask.eta = max(noise, self.ask.eta)
+        if not self.notes and self.relative and self.sd > 0 and self.floor > self.epsilon * self.sd:
+            self.notes.append(f"Known from the first {self.ask.rows} rows: the answers are off by about "
+                              f"{self.ask.eta:.2g}, so relative errors below {self.floor / self.sd:.2g} cannot be "
+                              f"shown.")
             self.progress("floor", {"reachable": self.floor / self.sd, "epsilon": self.epsilon})
 
     def gaussian(self, n: int, stream: str) -> Array:
@@ -146,8 +166,12 @@ class Run:
 
     def grow_pool(self, x: Array) -> Array:
         y = self.ask(x)
-        self.x, self.y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
+        self.take(x, y)
         return y
+
+    def take(self, x: Array, y: Array) -> None:
+        self.ask.note(x, y)
+        self.x, self.y = np.concatenate([self.x, x]), np.concatenate([self.y, y])
 
     def search_line(self, number: int, stale: int = 0) -> None:
         rng = self.rng["lines"]
@@ -165,6 +189,8 @@ class Run:
         # Where lines stopped helping, the errors of units already found hide the rest: rougher units, then their rest.
         loose = 0.25 if self.noisy else 1e-3 * 10.0 ** min(stale // 2, 2)
         before = self.model.copy()
+        if number == 0:
+            self.before_lines = before
         report = add_units_of_line(self.ask, self.model, x0, v, grid, mix=self.mix, resolution=self.width,
                                    rng=self.rng["steps"], loose=loose)
         self.reports.append(report)
@@ -199,7 +225,8 @@ class Run:
         want = enough - len(self.x)
         remaining = self.ask.oracle.remaining
         if remaining is not None:
-            want = min(want, remaining if self.out_of_budget else remaining - self.fresh)
+            later = 0 if self.out_of_budget else probes_wanted(self.d, self.delta, self.kurtosis)[0]
+            want = min(want, remaining - later)
         if want > 0:
             self.grow_pool(self.gaussian(want, "polish"))
         if growing:
@@ -223,13 +250,18 @@ class Run:
         model, merged = merge_within(model, 0.1 * self.target, self.rng["probes"])
         self.tests += 1
         confidence_left = self.delta / (self.tests * (self.tests + 1))      # the tests' failures add up to delta
+        few, many = probes_wanted(self.d, confidence_left, self.kurtosis)
+        fresh = self.gaussian(max(many - unseen, 0), "probes")
         residual = self.y[:unseen] - model(self.x[:unseen])
-        wanted = max(self.fresh - unseen, 0)
-        first = min(wanted, 64)
-        fresh = self.gaussian(wanted, "probes")
-        residual = np.concatenate([residual, self.grow_pool(fresh[:first]) - model(fresh[:first])])
-        if float(np.square(residual).sum(1).mean()) <= self.target ** 2 and wanted > first:
-            residual = np.concatenate([residual, self.grow_pool(fresh[first:]) - model(fresh[first:])])
+        # A wrong model shows in few probes, an exact one needs fewer than one that is just good enough.
+        for until in (min(unseen + 64, few), few, many):
+            square = np.square(residual).sum(1)
+            enough = until > few and square.max() <= (SMALL * self.wanted) ** 2
+            if enough or (len(square) > unseen and square.mean() > self.target ** 2):
+                break
+            if until > len(residual):
+                part = fresh[len(residual) - unseen:until - unseen]
+                residual = np.concatenate([residual, self.grow_pool(part) - model(part)])
         certificate = certify(residual, sd=self.sd, epsilon=self.epsilon, delta=confidence_left,
                               relative=self.relative, noise=self.ask.eta)
         good = certificate.squared_error_bound <= max(self.target ** 2, 2 * self.floor ** 2)
@@ -266,7 +298,7 @@ class Run:
         if self.out_of_budget:
             return Status("budget", f"The budget ended after {self.ask.rows} rows with epsilon={self.epsilon:g} not "
                           f"certified; {reached}. Allow more rows or a larger epsilon.", notes)
-        if self.floor > (self.epsilon * self.sd if self.relative else self.epsilon):
+        if self.floor > self.wanted:
             return Status("noise", f"The answers' own noise hides errors below {self.certificate.floor:.2g}; "
                           f"{reached}. Ask for a larger epsilon.", notes)
         return Status("unverified", f"{len(self.reports)} lines and a regression did not reach "
@@ -280,7 +312,7 @@ class Run:
             x0, v, pieces = report.origin, report.direction, report.pieces
             t = np.stack([pieces.start, pieces.stop], 1).reshape(-1)
             height = np.repeat(pieces.value, 2) + np.repeat(pieces.slope, 2) * (t - np.repeat(pieces.middle, 2))
-            height = height + self.constant @ self.mix              # the first residual was against a constant
+            height = height + self.before_lines(x0 + t[:, None] * v) @ self.mix     # the pieces are of the residual
             folds = 0.5 * (pieces.stop[:-1] + pieces.start[1:])
         else:
             x0, v = self.rng["trace"].standard_normal((2, self.d))

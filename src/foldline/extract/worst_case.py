@@ -177,7 +177,7 @@ def learn_by_theory(f: ValueOracle, epsilon: float, delta: float, *, rng: torch.
         sd = float(y.std())
         history.append((ask.rows, error / sd if sd > 0 else error))
         progress("regression", {"rows": ask.rows, "error": history[-1][1]})
-        fresh = draw["probes"].standard_normal((probes_wanted(ask.d, delta, None), ask.d))
+        fresh = draw["probes"].standard_normal((probes_wanted(ask.d, delta, None)[0], ask.d))
         answers = ask(fresh)
         residual, sd = answers - model(fresh), float(answers.std())
     except BudgetExhausted as problem:
