@@ -43,7 +43,8 @@ def tell(session: Session, result: LearnResult) -> Outcome:
     figure = Curves(
         id="learn-error", title="Error against rows asked", x_label="values asked", y_label="error over spread",
         log_x=True, log_y=True, series=[Series(name="error on fresh inputs", x=[float(n) for n, _ in rows],
-                                               y=[e for _, e in rows]),
+                                               y=[e for _, e in rows],
+                                               style="line" if len(rows) > 2 else "points"),
                                         Series(name="asked for", x=[float(rows[0][0]), float(rows[-1][0])],
                                                y=[EPSILON, EPSILON], style="dashed")] if rows else [],
         caption="The root mean square error of the copy over the spread of the answers, under Gaussian inputs.",
