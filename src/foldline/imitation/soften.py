@@ -11,8 +11,8 @@ A max over 2 x 2 pixels is a tournament of three. Other windows and other activa
 
 Measured on 3,000 labelled images apart from the test, wide conv student, one draw per number, hard -> tau 1: 100
 blends of CIFAR-10 0.585 -> 0.611, 100 blends of MNIST 0.983 -> 0.985, 100 points of N(0, I) 0.860 -> 0.907 (tau 2:
-0.862); 10 points of N(0, I) 0.743 -> 0.863 and 0.701 -> 0.763 (tau 2: 0.837). 10 blends, three draws: 0.964, 0.966, 0.951
-hard, 0.950, 0.953, 0.959 with tau 1 and half the steps. So few queries are softened only where the caller says so.
+0.862); 10 points of N(0, I) 0.743 -> 0.863 and 0.701 -> 0.763 (tau 2: 0.837). 10 blends, three draws: 0.964, 0.966,
+0.951 hard, 0.950, 0.953, 0.959 with tau 1 and half the steps. So few queries are softened only if the caller says so.
 """
 
 from __future__ import annotations
