@@ -10,7 +10,8 @@ import torch
 from planted import mixture, mnist, network_of
 
 import foldline as fl
-from foldline.reconstruction.start_left import roughness, start_in_span
+from foldline.images import roughness
+from foldline.reconstruction.start_left import start_in_span
 from foldline.victims.recipes import ADAMW, EVERYDAY, NO_DECAY
 from foldline.victims.train import Victim, train_victim
 

@@ -6,7 +6,8 @@ from planted import MNIST, mnist
 from torch import Tensor
 
 import foldline as fl
-from foldline.reconstruction.features import edge_features, features_for, guessed_shape, plain_features
+from foldline.images import guessed_shape
+from foldline.reconstruction.features import edge_features, features_for, plain_features
 from foldline.reconstruction.unmix import anneal, fast_ica, independence, likelihood, loss_of, orthogonal, whiten
 
 

@@ -68,7 +68,7 @@ class Reference(Strict):
     @classmethod
     def two_or_three(cls, found: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if found is not None and len(found) not in (2, 3):
-            raise ValueError("it is [height, width] or [height, width, colours]")
+            raise ValueError("it is [height, width], [height, width, colours] or [colours, height, width]")
         return found
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ def command(
                                              "before they enter the network: a row (.npy) or a number.")] = None,
     box: Annotated[tuple[float, float], typer.Option("--box", help="Range of raw pixels.")] = (0.0, 1.0),
     no_box: Annotated[bool, typer.Option("--no-box", help="The range is not known: nothing is snapped to it.")] = False,
-    image_shape: Annotated[str | None, typer.Option("--image-shape", metavar="HxW[xC]", help="28x28 or 32x32x3; "
+    image_shape: Annotated[str | None, typer.Option("--image-shape", metavar="HxW[xC]", help="28x28, 32x32x3, 3x32x32; "
                                                     "guessed where the width allows.")] = None,
     reference: Annotated[Path | None, typer.Option("--reference", metavar="FILE", help="owner.npz: score against the "
                                                    "training set. No attack reads it.")] = None,

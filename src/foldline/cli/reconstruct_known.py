@@ -67,7 +67,7 @@ def published(target: str) -> tuple[dict[str, Any], Path]:
 
 def read_shape(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+([x, ]\d+){1,2}", text.strip()):
-        raise BadInput(f"--image-shape is written 28x28 or 32x32x3, not {text!r}.")
+        raise BadInput(f"--image-shape is written 28x28, 32x32x3 or 3x32x32, not {text!r}.")
     return tuple(int(v) for v in re.split(r"[x, ]", text.strip()))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foldline.errors import BadInput, Missing
-from foldline.reconstruction.features import guessed_shape
+from foldline.images import guessed_shape, pictures, size_of
 from foldline.results import plain
 
 FALSE_POSITIVES = 0.01
@@ -52,7 +52,7 @@ def score_reconstruction(samples: Tensor, train: Tensor, unseen: Tensor, *,
     ncc, match = matched(samples, train)
     unseen_ncc, _ = matched(samples, unseen)
     threshold = float(torch.quantile(unseen_ncc, 1 - FALSE_POSITIVES))
-    shape = image_shape if image_shape is not None else guessed_shape(train.shape[1])
+    shape = image_shape if image_shape is not None else guessed_shape(train.shape[1], train)
     return ReconstructionScore(
         ncc=ncc, match=match, unseen_ncc=unseen_ncc, threshold=threshold,
         recovered=float((ncc > threshold).double().mean()), interval=bootstrap(ncc, unseen_ncc, seed),
@@ -115,7 +115,7 @@ def other_nulls(train: Tensor, unseen: Tensor, threshold: float) -> dict[str, fl
 def published(samples: Tensor, rows: Tensor, shape: tuple[int, ...] | None) -> Tensor:
     """SSIM after the published post-processing: stretch to [0, 1], average all candidates whose NCC is within 0.9 of
     the best, compare. (n,), in the order of rows."""
-    if shape is None or len(samples) == 0 or min(shape[:2]) < 7:
+    if shape is None or len(samples) == 0 or min(size_of(shape)[:2]) < 7:
         return torch.full((len(rows),), float("nan"), dtype=torch.float64)
     low, high = samples.amin(1, keepdim=True), samples.amax(1, keepdim=True)
     stretched = (samples - low) / (high - low).clamp(min=1e-12)
@@ -139,9 +139,7 @@ def ssim(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
         from torchmetrics.functional.image import structural_similarity_index_measure as measure
     except ImportError as error:
         raise Missing("SSIM needs torchmetrics: pip install 'foldline[metrics]'.") from error
-    height, width = shape[:2]
-    channels = shape[2] if len(shape) > 2 else 1
-    p, q = (t.reshape(-1, height, width, channels).permute(0, 3, 1, 2) for t in (a, b))
+    p, q = (pictures(t, shape).permute(0, 3, 1, 2) for t in (a, b))
     found = measure(p, q, data_range=1.0, reduction="none")
     values = found[0] if isinstance(found, tuple) else found
     return values.reshape(-1).double()

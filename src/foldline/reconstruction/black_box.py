@@ -32,7 +32,7 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     if B.ndim != 2 or not bool(B.isfinite().all()):
         raise BadInput("span.basis must be a finite matrix of orthonormal rows.")
     d = B.shape[1]
-    shape, notes = checked_shape(image_shape, d)
+    shape, notes = checked_shape(image_shape, d, B)
     offset, centred = checked_mean(mean, d)
     provenance = Provenance("reconstruct_from_span", streams.seed,
                             {"image_shape": shape, "mean": mean is not None, "box": box, "rounds": rounds,

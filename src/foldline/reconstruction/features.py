@@ -7,22 +7,14 @@ returns (r, N) numbers, N well above r; zeros should be meaningful).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from foldline.images import pictures
+
 Features = Callable[[Tensor], Tensor]
-
-
-def guessed_shape(d: int) -> tuple[int, ...] | None:
-    """(s, s) or (s, s, 3) where d allows it: an assumption that the result prints."""
-    for channels in (1, 3):
-        side = math.isqrt(d // channels)
-        if side >= 4 and side * side * channels == d:
-            return (side, side) if channels == 1 else (side, side, 3)
-    return None
 
 
 def features_for(image_shape: tuple[int, ...] | None) -> Features:
@@ -41,13 +33,11 @@ def edge_features(rows: Tensor, image_shape: tuple[int, ...]) -> Tensor:
     Each kind is scaled to unit power over the basis, so that none drowns the others. More kinds are more samples: the
     two plain differences fail at 200 images, these seven (nine in colour) do not.
     """
-    height, width = image_shape[:2]
-    channels = image_shape[2] if len(image_shape) > 2 else 1
-    x = rows.reshape(len(rows), height, width, channels)
+    x = pictures(rows, image_shape)
     dx, dy = x[:, :, 1:] - x[:, :, :-1], x[:, 1:] - x[:, :-1]
     kinds = [dx, dy, x[:, 1:, 1:] - x[:, :-1, :-1], x[:, 1:, :-1] - x[:, :-1, 1:],
              dx[:, :, 1:] - dx[:, :, :-1], dy[:, 1:] - dy[:, :-1], dx[:, 1:] - dx[:, :-1]]
-    if channels == 3:
+    if x.shape[3] == 3:
         opponent = torch.stack([x[..., 0] - x[..., 1], x[..., 1] - x[..., 2]], -1)
         kinds += [opponent[:, :, 1:] - opponent[:, :, :-1], opponent[:, 1:] - opponent[:, :-1]]
     flat = [k.reshape(len(rows), -1) for k in kinds]

@@ -27,7 +27,7 @@ def reconstruct_published(network: nn.Module, *, method: Literal["kkt", "atoms"]
     layers = relu_layers(network)
     A, _ = first_layer(network)
     d = A.shape[1] - 1
-    shape, notes = checked_shape(image_shape, d)
+    shape, notes = checked_shape(image_shape, d, A[:, :-1])
     offset, _ = checked_mean(mean, d)
     low, high = (box[0] - offset, box[1] - offset) if box is not None else (None, None)     # rows, network coordinates
     if method == "kkt":

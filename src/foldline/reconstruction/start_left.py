@@ -19,6 +19,7 @@ import math
 
 from torch import Tensor
 
+from foldline.images import roughness, size_of
 from foldline.reconstruction.noise_edge import SHORTEST_TAIL, Edge, median_singular_value
 from foldline.results import Status
 
@@ -60,17 +61,10 @@ def start_in_span(basis: Tensor, shape: tuple[int, ...] | None, offset: Tensor |
         power = float(basis[:, dead].square().sum() / basis.square().sum())
         if power > DEAD * int(dead.sum()) / d:
             sign = f"have {power:.0%} of their power on {int(dead.sum())} pixels that are zero in every training row"
-    if not sign and shape is not None and min(shape[:2]) >= 3 and 0 < r <= FEW * d and \
+    if not sign and shape is not None and min(size_of(shape)[:2]) >= 3 and 0 < r <= FEW * d and \
             (power := roughness(basis, shape)) > WHITE:
         sign = f"look like noise (neighbouring pixels differ by {power:.2g} times their power, 2 for noise)"
     if not sign:
         return None
     return Status(CODE, f"The start was never forgotten (no weight decay, too few steps, or Adam): the {r} directions "
                   f"{sign}, so they are rows of the first layer, not of the training set. {ADVICE}")
-
-
-def roughness(basis: Tensor, shape: tuple[int, ...]) -> float:
-    """Mean power of neighbours' differences, over the mean power of a pixel."""
-    images = basis.reshape(len(basis), shape[0], shape[1], -1)
-    across, down = images.diff(dim=2).square().mean(), images.diff(dim=1).square().mean()
-    return float((across + down) / 2 / images.square().mean().clamp(min=1e-300))

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from foldline.errors import BadInput, Refused
+from foldline.images import guessed_shape
 from foldline.networks.one_hidden import Network
 from foldline.randomness import Streams
 from foldline.reconstruction.basis import Rows, rows_in
 from foldline.reconstruction.evidence import inactive_share, untied, weigh
-from foldline.reconstruction.features import Features, features_for, guessed_shape
+from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.noise_edge import Edge, noise_edge
 from foldline.reconstruction.peel import ROUNDS, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
@@ -52,7 +53,7 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     streams = Streams(rng)
     A, undo = first_layer(network)                                   # (h, d + 1)
     d = A.shape[1] - 1
-    shape, notes = checked_shape(image_shape, d)
+    shape, notes = checked_shape(image_shape, d, A[:, :-1])
     offset, centred = checked_mean(mean, d)
     edge, V = noise_edge(A)
     provenance = Provenance("reconstruct", streams.seed, {"method": "unmix", "box": box, "image_shape": shape,
@@ -146,12 +147,19 @@ def checked_weights(A: Tensor) -> Tensor:
     return A
 
 
-def checked_shape(image_shape: tuple[int, ...] | None, d: int) -> tuple[tuple[int, ...] | None, list[str]]:
+def checked_shape(image_shape: tuple[int, ...] | None, d: int,
+                  rows: Tensor | None = None) -> tuple[tuple[int, ...] | None, list[str]]:
+    """rows (n, d): mixtures of images, by whose smoothness a layout is guessed where none is given."""
     if image_shape is not None:
         if len(image_shape) not in (2, 3) or torch.tensor(image_shape).prod() != d:
             raise BadInput(f"image_shape {tuple(image_shape)} does not hold the network's {d} inputs.")
-        return tuple(int(v) for v in image_shape), []
-    guess = guessed_shape(d)
+        shape = tuple(int(v) for v in image_shape)
+        smoother = guessed_shape(d, rows) if rows is not None and len(shape) == 3 else None
+        if smoother in (None, shape) or sorted(smoother) != sorted(shape):
+            return shape, []
+        return shape, [f"The rows are smoother as images of shape {smoother} than {shape}; if the network flattens "
+                       f"them so, pass that."]
+    guess = guessed_shape(d, rows)
     if guess is None:
         return None, [f"{d} inputs are taken as columns of a table; pass image_shape= for images."]
     return guess, [f"Rows are taken as images of shape {guess}; pass image_shape= if they are not."]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foldline.images import pictures
+
 COLUMNS = 20
 GAP, SEAM = 2, 10               # pixels between tiles; between pairs of rows
 PAPER = 255
@@ -22,7 +24,7 @@ def tiles(rows: Tensor, shape: Sequence[int], box: tuple[float, float] | None) -
     else:
         low, high = torch.full((len(x), 1), box[0]), torch.full((len(x), 1), box[1])
     levels = ((x - low) / (high - low).clamp(min=1e-300)).clamp(0, 1).nan_to_num(0.0)
-    image = (255 * levels).round().to(torch.uint8).reshape(len(x), shape[0], shape[1], -1)
+    image = pictures((255 * levels).round().to(torch.uint8), shape)
     return image if image.shape[3] == 3 else image[..., :1].expand(-1, -1, -1, 3)
 
 

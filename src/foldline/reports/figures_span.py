@@ -7,6 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from foldline.images import pictures
+
 
 def gallery(before: Tensor, after: Tensor, captions: Sequence[tuple[str, str]], shape: Sequence[int],
             path: Path) -> None:
@@ -22,8 +24,8 @@ def gallery(before: Tensor, after: Tensor, captions: Sequence[tuple[str, str]], 
     for j in range(n):
         for row, (image, text) in enumerate(((before[j], captions[j][0]), (after[j], captions[j][1]))):
             axes = figure.add_subplot(2, n, 1 + row * n + j)
-            pixels = image.reshape(*shape).numpy()
-            if pixels.ndim == 3 and pixels.shape[2] == 3:
+            pixels = pictures(image[None], shape)[0].numpy()
+            if pixels.shape[2] == 3:
                 pixels = (pixels - pixels.min()) / max(float(pixels.max() - pixels.min()), 1e-300)
             axes.imshow(pixels.squeeze(), cmap="gray")
             axes.set_title(text, fontsize=8)
