@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 import foldline as fl
 from foldline.imitation.match import as_row
-from foldline.imitation.optimise import BATCH, Plan
+from foldline.imitation.optimise import Plan
 from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, smooth_rows, spread_rows
-from foldline.imitation.soften import SOFT_NOISE
+from foldline.imitation.soften import noise_softness
 from foldline.judge.imitation import score_imitation
 from foldline.networks.presets import build
 from foldline.randomness import Streams
@@ -48,17 +48,16 @@ CIFAR_EPOCHS = {"conv": 10}
 _loaded: dict[str, Any] = {}
 
 
-def method_of(explain: str | None, kind: str, n: int) -> int:
+def method_of(explain: str | None, kind: str) -> int:
     """Raised where training changed: rows of another method stay in the file, and stand apart. 3: softened folds."""
-    explained = explain not in (None, "cross_entropy")
-    return 3 if explained and (n > BATCH or kind == "gaussian") else 2
+    return 3 if kind == "gaussian" and explain not in (None, "cross_entropy") else 2
 
 
 def rows_in(file: str) -> list[dict[str, Any]]:
     """What the results file holds of the present way of training."""
     path = RESULTS / file
     rows = [json.loads(text) for text in path.read_text().splitlines()] if path.is_file() else []
-    return [r for r in rows if r.get("method") == method_of(r["explain"], r["queries_from"], r["n"])]
+    return [r for r in rows if r.get("method") == method_of(r["explain"], r["queries_from"])]
 
 
 def data(name: str) -> Any:
@@ -134,7 +133,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
         committee: int | None = None) -> dict[str, Any]:
     """One row: asked, taught, scored on the 10,000 test images. Rows that are in the file already are read from it."""
     case = {"data": name, "target": model, "student": student, "queries_from": kind, "explain": explain, "n": n,
-            "seed": seed, "target_seed": target_seed, "method": method_of(explain, kind, n)}
+            "seed": seed, "target_seed": target_seed, "method": method_of(explain, kind)}
     if explain == "smoothgrad":
         case |= {"sigma_times": sigma_times, "samples": samples}
     fixed = {k: v for k, v in (("steps", steps), ("committee", committee)) if v is not None}
@@ -157,7 +156,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
             told, plans = None, [Plan(lr, 1.0, steps or 1500, 64, "cross_entropy") for lr in (3e-3, 1e-3)]
         result = fl.imitate(f, network(student, name, streams("student")), x, told, rng=streams("imitate"),
                             output=output, samples=samples, sigma=sigma_times * PIXEL_STD[name], plans=plans,
-                            soft=SOFT_NOISE if kind == "gaussian" and n <= BATCH else None, **fixed)
+                            soft=noise_softness(n) if kind == "gaussian" else 0.0, **fixed)
         d = data(name)
         score = score_imitation(result.network, f, d.pixels_test.float() / d.white, d.y_test)
         row = {**case, **asdict(score), **as_row(result)}

@@ -62,7 +62,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
             answers: Literal["logits", "probabilities", "log-probabilities"] | None = None,
             link: Link = "identity", form: Form | None = None, samples: int = 50, sigma: float | None = None,
             path_steps: int = 50, baseline: float = 0.0, budget: int | None = None, steps: int | None = None,
-            plans: list[Plan] | None = None, committee: int = 0, soft: float | None = None,
+            plans: list[Plan] | None = None, committee: int = 0, soft: float = 0.0,
             input_shape: tuple[int, ...] | None = None, run: Path | str | None = None, repeat: bool | None = None,
             progress: Progress = silent) -> Imitation:
     """Train a copy of `student` on what `target` answers at `inputs` (n, d).
@@ -73,13 +73,13 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     form: what the API does to explanations before it shows them; found by itself for d >= 16.
     steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students are
     averaged to teach the final one where explained queries are few (committee.py). A wider student does more.
-    soft: how soft the student's folds start (soften.py); None: 1 from 33 explained queries on, else 0. The command sets
-    2 for up to 32 queries that are white noise.
+    soft: how soft the student's folds start (soften.py), where explanations are matched; 1.8x the time. For queries
+    that are white noise see noise_softness.
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)
     x = checked_inputs(inputs)
-    if soft is not None and not 0 <= soft < math.inf:
+    if not 0 <= soft < math.inf:
         raise BadInput(f"soft must be zero or a positive number, not {soft}.")
     student, made = fresh(student, streams)
     shape = input_shape or getattr(student, "input_shape", None) or conv_input_shape(student)
@@ -112,7 +112,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
 
 
 def learn(pupil: Pupil, lesson: Lesson, streams: Streams, steps: int | None, plans: list[Plan] | None,
-          committee: int, soft: float | None, progress: Progress) -> tuple[bool, Taught | None, Scores | None]:
+          committee: int, soft: float, progress: Progress) -> tuple[bool, Taught | None, Scores | None]:
     """(solved by algebra?, what training did, scores on answers that were not seen)"""
     layer = only_linear(pupil.module)
     if layer is None:

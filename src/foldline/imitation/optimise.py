@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from foldline.imitation.committee import MOST_QUERIES, committee_loss, gather_committee
 from foldline.imitation.losses import Lesson, Pupil, Scores, ValueLoss, joint_loss, score_lesson
-from foldline.imitation.soften import SOFT_MANY, Softened, tau_at
+from foldline.imitation.soften import Softened, tau_at
 from foldline.randomness import Streams
 from foldline.results import Progress, silent
 
@@ -63,14 +63,12 @@ class Taught:
     notes: tuple[str, ...]
 
 
-def default_plans(lesson: Lesson, steps: int | None, soft: float | None = None) -> list[Plan]:
+def default_plans(lesson: Lesson, steps: int | None, soft: float = 0.0) -> list[Plan]:
     """The grid. Values alone need more steps and have two losses to choose from. With few explained queries longer is
     not better: 1,200 against 400 steps from 10 queries lost a point or two of accuracy on most draws tried."""
     if lesson.explanations is not None:
-        many = lesson.n > BATCH
-        T = steps or (800 if many else 700)
-        tau = (SOFT_MANY if many else 0.0) if soft is None else soft
-        return [Plan(lr, lam, T, soft=tau) for lr, lam in ((3e-3, 0.01), (3e-3, 0.1), (1e-3, 0.01))]
+        T = steps or (700 if lesson.n <= BATCH else 800)
+        return [Plan(lr, lam, T, soft=soft) for lr, lam in ((3e-3, 0.01), (3e-3, 0.1), (1e-3, 0.01))]
     T = steps or max(800, min(1500 if lesson.n <= 2000 else 3000, 12 * lesson.n))
     if lesson.probabilities is None:
         return [Plan(3e-3, 1.0, T, 2 * BATCH), Plan(1e-3, 1.0, T, 2 * BATCH)]
@@ -79,7 +77,7 @@ def default_plans(lesson: Lesson, steps: int | None, soft: float | None = None) 
 
 
 def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None = None,
-          plans: Sequence[Plan] | None = None, committee: int = 0, soft: float | None = None,
+          plans: Sequence[Plan] | None = None, committee: int = 0, soft: float = 0.0,
           progress: Progress = silent) -> Taught:
     """Choose a plan and train pupil.module with it, in place, from the parameters it has."""
     start_time = time.perf_counter()
