@@ -62,8 +62,8 @@ def learn_from_queries(f: ValueOracle, epsilon: float = 1e-3, delta: float = 0.0
         run.go()
     except BudgetExhausted:
         run.out_of_budget = True
-        if run.ask.oracle.remaining or len(run.x):
-            run.refit(growing=True)                                 # the rows that are left, as a sample
+    if run.out_of_budget and (run.ask.oracle.remaining or len(run.x)):
+        run.refit(growing=True)                                     # the rows that are left, as a sample
     return run.result(Provenance("learn_from_queries", streams.seed, parameters))
 
 

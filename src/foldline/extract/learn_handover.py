@@ -3,7 +3,7 @@
 It is tried first and asks what `extract_from_values` with the same generator asks, row for row: learning then costs
 extraction and the certificate's probes, of which the Gaussian points that extraction asked for itself are part.
 
-The hand-over is bounded. A line may take FIRST_ROWS; more only while its rows still meet folds rather than rounding.
+The hand-over is bounded. A line may take FIRST_ROWS; more only if these rows met folds rather than rounding errors.
 Once the folds are counted, one gradient a piece may be asked and little more. What ends earlier is not of that kind,
 and learning goes on: with the Gaussian points, and with the network if it explains most of them.
 """
@@ -25,8 +25,8 @@ from foldline.oracles.protocols import InFront, Kind, Source, ValueOracle
 
 FIRST_ROWS = 832            # the search of a line with about 140 folds
 MOST_ROWS = 12_000          # and with 2,000
-BENDS = (1e-11, 1e-3)       # how far a row beside a fold is off its neighbours' chord, relative to the answers ...
-BENDING = 0.25              # ... and the share of such rows: 0.4 to 0.7 beside folds, 0.13 at most in rounding
+BENDS = (1e-9, 1e-3)        # how far a row beside a fold is off its neighbours' chord, relative to the answers ...
+BENDING = 0.2               # ... and the share of such rows: 0.3 to 0.5 beside folds, 0.08 at most in rounding
 LINK_ROWS = 3               # Gaussian points that extraction begins with
 LARGE = 1e4                 # answers above this are passed on in their own unit: extraction's tolerances know one
 
@@ -89,18 +89,19 @@ def try_extraction(f: ValueOracle, *, outputs: int, reserve: int, rng: torch.Gen
     from foldline.extract.values import extract_from_values
     source = Watched(f.source, outputs)
     checks: list[tuple[Tensor, Tensor]] = []
-    lines, extra, short = 0, 0, False
+    lines, extra, appealed, short = 0, 0, False, False
 
     def left() -> int:
         return MOST_ROWS * 1000 if f.remaining is None else max(f.remaining - reserve, 0)
 
     def appeal() -> int:
-        nonlocal extra, short
+        nonlocal appealed, extra, short
         if lines == 0:                                              # still on the first line
-            more = min(allowance.used, most - allowance.used)
-            alive = allowance.used < MOST_ROWS and folding(source.kept)
-            short = alive and more <= 0
-            return more if alive else 0
+            # Asked once: later the folds lie so close that the bends beside them are as small as rounding.
+            alive = not appealed and folding(source.kept)
+            appealed = True
+            short = short or (most < MOST_ROWS and (alive or 2 * most <= FIRST_ROWS))
+            return min(MOST_ROWS, most) - allowance.used if alive else 0
         more = 64 + allowance.used // 20                            # a few more rows for what a line missed
         extra += more
         return min(more, left()) if extra <= 256 + allowance.used // 5 else 0

@@ -90,7 +90,6 @@ class Run:
         if self.hand_over is not None and self.extraction_passes(self.hand_over):
             return
         if self.out_of_budget:                                      # more folds than rows: no line would end
-            self.refit(growing=True)
             return
         self.look()
         self.listen()
