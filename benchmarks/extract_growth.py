@@ -9,7 +9,7 @@ import argparse
 from typing import Any
 
 import numpy as np
-from extract_common import measured, network, record
+from extract_common import measured, network, record, recorded
 
 import foldline as fl
 
@@ -21,33 +21,44 @@ SWEEPS: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {
 }
 
 
+def run(name: str, d: int, h: int, seed: int) -> dict[str, Any]:
+    net = network(d, h, 1, seed, bias=True)
+    row, _ = measured(lambda: fl.extract_from_gradients(fl.gradient_oracle(net), rng=fl.generator(seed))
+                      if name.startswith("grad") else
+                      fl.extract_from_values(fl.value_oracle(net), rng=fl.generator(seed)),
+                      sweep=name, d=d, h=h, seed=seed)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one seed, sizes up to h = 64 and d = 512")
+    parser.add_argument("--sweeps", default=";".join(SWEEPS), help="separated by semicolons: " + "; ".join(SWEEPS))
+    parser.add_argument("--quick", action="store_true", help="one seed, sizes up to h = 64 and d = 784")
+    parser.add_argument("--report", action="store_true", help="run nothing: slopes and plot of all recorded rows")
     parser.add_argument("--plot", default="")
     args = parser.parse_args()
+    past = recorded("extract_growth") if args.report else []
     lines: dict[str, tuple[list[int], list[list[float]], list[float]]] = {}
-    print("| sweep | slope of rows | slope of cpu time |\n| --- | --- | --- |")
-    for name, (axis, sizes) in SWEEPS.items():
-        points: list[dict[str, Any]] = []
-        for d, h in sizes:
+    print("| sweep | seeds | slope of rows | slope of cpu time |\n| --- | --- | --- | --- |")
+    for name in args.sweeps.split(";"):
+        axis, sizes = SWEEPS[name]
+        points: list[dict[str, Any]] = [p for p in past if p["sweep"] == name]
+        for d, h in () if args.report else sizes:
             if args.quick and (h > 64 or d > 784):
                 continue
-            for seed in range(1 if args.quick else args.seeds):
-                net = network(d, h, 1, seed, bias=True)
-                row, _ = measured(lambda net=net, seed=seed, name=name: fl.extract_from_gradients(
-                    fl.gradient_oracle(net), rng=fl.generator(seed)) if name.startswith("grad") else
-                    fl.extract_from_values(fl.value_oracle(net), rng=fl.generator(seed)),
-                    sweep=name, d=d, h=h, seed=seed)
-                points.append(row)
-        record("extract_growth", points)
+            points += [run(name, d, h, seed) for seed in range(1 if args.quick else args.seeds)]
+        if not points:
+            continue
+        if not args.report:
+            record("extract_growth", points)
         x = sorted({p[axis] for p in points})
         means = [[float(np.mean([max(p[what], 1e-3) for p in points if p[axis] == v])) for v in x]
                  for what in ("rows", "cpu")]
         fits = [float(np.polyfit(np.log(x), np.log(m), 1)[0]) for m in means]
         lines[name] = (x, means, fits)
-        print(f"| {name} | {fits[0]:.2f} | {fits[1]:.2f} |", flush=True)
+        seeds = len({p["seed"] for p in points})
+        print(f"| {name} | {seeds} | {fits[0]:.2f} | {fits[1]:.2f} |", flush=True)
     if args.plot:
         import matplotlib
         matplotlib.use("svg")
