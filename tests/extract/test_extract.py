@@ -72,6 +72,22 @@ def test_a_weak_unit_far_out_costs_the_others_neither_rows_nor_digits(seed: int)
     assert error(net, r.network, 60) < 1e-8
 
 
+@pytest.mark.parametrize("seed", [0, 1, 6])
+def test_weak_units_among_rows_that_are_alike_cost_few_gradients(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=D)
+
+    common = normal(6, 120)                                          # rows have a common part, as training makes them
+    W, A = (normal(48, 120) + 1.5 * normal(48, 6) @ common) / 120**0.5, normal(1, 48)
+    A[0, :6] *= 0.01
+    net = fl.Network(W, 0.3 * normal(48), A, torch.zeros(1, 120, dtype=D), normal(1))
+    r = fl.extract_from_gradients(fl.gradient_oracle(net), rng=fl.generator(seed))
+    assert r.status.ok and r.units == 48 and r.queries <= 2.5 * 48 + 15
+    assert error(net, r.network, 120) < 1e-9
+
+
 def test_more_outputs_cost_less() -> None:
     rows = [fl.extract_from_values(fl.value_oracle(network(40, 12, k, seed=3)), rng=fl.generator(0)).queries
             for k in (1, 3, 8)]
