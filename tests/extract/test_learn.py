@@ -19,6 +19,7 @@ from foldline.cli.main import app
 from foldline.errors import BudgetExhausted, FoldlineError
 from foldline.extract.learn_certificate import certify, probes_for, probes_wanted
 from foldline.extract.learn_handover import FIRST_ROWS, Allowance, folding, try_extraction
+from foldline.extract.learn_model import Model
 from foldline.extract.learn_pieces import line_grid, search_lines
 from foldline.extract.learn_result import LearnResult
 from foldline.networks.one_hidden import Network
@@ -180,6 +181,17 @@ def test_a_search_that_chases_rounding_gets_no_more_rows() -> None:
     f = fl.value_oracle(joined(generic(20, 10, 1001), bump(1e-2, 10, height=2.0)))
     try_extraction(f, outputs=1, reserve=32, rng=fl.generator(1))
     assert f.used < FIRST_ROWS + 600
+
+
+def test_the_affine_part_is_read_near_the_origin_even_if_far_slopes_are_better_known() -> None:
+    model = Model.empty(2, 1)
+    model.places.append(np.array([[0.0, 1.0], [1.0, 0.0], [1e4, 0.0]]))
+    model.slopes.append(np.array([[[2.0, 3.0]], [[2.0, 3.0]], [[7.0, 7.0]]]))
+    model.values.append(np.array([[3.5], [2.5], [0.0]]))
+    model.slope_errors.append(np.array([1e-6, 1e-6, 1e-12]))
+    model.read_affine_part()
+    np.testing.assert_allclose(model.P, [[2.0, 3.0]])
+    np.testing.assert_allclose(model.q, [0.5])
 
 
 def test_points_of_a_failed_hand_over_are_kept() -> None:

@@ -150,8 +150,8 @@ class Model:
         x, G = np.concatenate(self.places), np.concatenate(self.slopes)
         y, error = np.concatenate(self.values), np.concatenate(self.slope_errors)
         self.P, self.q = np.zeros_like(self.P), np.zeros_like(self.q)
-        good = error <= 30 * error.min() + 1e-300
-        good &= np.linalg.norm(x, axis=1) <= 10 * np.sqrt(x.shape[1]) + np.linalg.norm(x, axis=1).min()
+        near = np.linalg.norm(x, axis=1) <= 10 * np.sqrt(x.shape[1]) + np.linalg.norm(x, axis=1).min()
+        good = near & (error <= 30 * error[near].min() + 1e-300)
         rest = G[good] - self.gradient(x[good])                     # (n, m, d)
         self.P = np.median(rest, axis=0)
         self.q = np.median(y[good] - self(x[good]), axis=0)
