@@ -120,3 +120,12 @@ def test_images_that_fit_the_box_in_either_sign_come_in_both() -> None:
 def test_a_spectrum_that_sinks_into_the_noise_counts_nothing() -> None:
     assert ends(torch.tensor([8.0, 5.0, 3.0, 2.0, 1e-5, 9e-6]), 4, 2e5)
     assert not ends(torch.tensor([8.0, 0.9, 0.08, 7e-3, 1e-3, 9e-4]), 4, 7.0)
+
+
+def test_the_mean_of_other_digits_is_near_enough() -> None:
+    x, unseen = mnist(40)
+    others = mnist(200, seed=5)[0].mean(0)
+    span = fl.recover_span(fl.gradient_oracle(network_of(mixture(x - x.mean(0)))), rng=fl.generator(0))
+    found = fl.reconstruct_from_span(span, rng=fl.generator(1), image_shape=MNIST, mean=others)
+    score = fl.score_reconstruction(found.samples + others, x, unseen, image_shape=MNIST)
+    assert score.above["0.99"] >= 30 and "took its place" in " ".join(found.status.notes)       # 1 before it did

@@ -7,6 +7,7 @@ comes from the box, and each image is given in both signs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +16,16 @@ from torch import Tensor
 from foldline.randomness import Streams
 from foldline.reconstruction.evidence import weigh
 from foldline.reconstruction.features import Features
-from foldline.reconstruction.peel import peel
+from foldline.reconstruction.peel import Peeled, peel
 from foldline.reconstruction.snap import outside
 from foldline.reconstruction.starts import live_pixels
 from foldline.results import Progress
 
+MEANS = 2               # times that the mean is taken from what was recovered
+CONFIRMED = 0.5         # share of confirmed images from which on the mean is believed
+AFFORDED = 128          # images at most for which all is unmixed again
+MOVED = ("More images fit the pixel box with the mean of those recovered than with the one given, so it took its place; "
+         "adding the given one to a sample still gives raw pixels.")
 MIRRORED = 0.05         # share of ink outside the box below which an image's mirror fits the box too
 
 
@@ -40,8 +46,14 @@ def rows_in(B: Tensor, mean: Tensor, known: bool, box: tuple[float, float] | Non
     notes = []
     above = mean - low
     raw, gauge = with_mean(B, above, known)
-    found = peel(raw / (high - low), gauge, features, streams=streams, snapping=box is not None and known,
-                 live=live_pixels(raw, above if known and box is not None else None), rounds=rounds, progress=progress)
+
+    def unmixed(above: Tensor) -> Peeled:
+        raw, gauge = with_mean(B, above, known)
+        return peel(raw / (high - low), gauge, features, streams=streams, snapping=box is not None and known,
+                    live=live_pixels(raw, above if known and box is not None else None), rounds=rounds,
+                    progress=progress)
+
+    found, moved = settled(unmixed, above, (high - low) * (box is not None and known))
     weights, evidence = weigh(found, None)
     images = torch.where(found.flat[:, None], found.images.clamp(0, 1), found.images)       # as from weights
     rows = images * (high - low) + low - mean if gauge is not None else images * (high - low)
@@ -50,6 +62,8 @@ def rows_in(B: Tensor, mean: Tensor, known: bool, box: tuple[float, float] | Non
     if known:
         seen = gauge is None or float(features(above[None]).norm()) > 1e-9 * float(above.norm())
         free = either_sign(found.images, above / (high - low)) & (not seen)
+    if moved:
+        notes.append(MOVED)
     if not known:
         notes.append("The mean is not known: rows are centred images scaled by their range, each in both signs.")
     elif bool(free.any()):
@@ -61,6 +75,25 @@ def rows_in(B: Tensor, mean: Tensor, known: bool, box: tuple[float, float] | Non
     rows, weights = torch.cat([rows, -rows[free]]), torch.cat([weights, weights[free]])
     evidence = {name: torch.cat([value, value[free]]) for name, value in evidence.items()}
     return Rows(rows, weights, evidence, int(found.exact.sum()), len(raw) if seen else len(B), notes)
+
+
+def settled(unmixed: Callable[[Tensor], Peeled], above: Tensor, scale: float) -> tuple[Peeled, bool]:
+    """(what was found, whether the mean had to move). above (d,): the mean as given; scale: of the box, 0 if unknown.
+
+    Where the box confirms few images, the mean may be that of other digits. The mean of what was recovered is nearer to
+    their own: with it everything is unmixed again, and kept if the box confirms more.
+    """
+    found, moved = unmixed(above), False
+    varies = float(above.std()) > 1e-6 * float(above.abs().max().clamp(min=1e-300))
+    for _ in range(MEANS):
+        few = float(found.exact.double().mean()) < CONFIRMED and float(found.flat.double().mean()) > 0.5
+        if not (scale > 0 and varies and few and len(found.images) <= AFFORDED):
+            break
+        again = unmixed(scale * found.images.clamp(0, 1).mean(0))
+        if int(again.exact.sum()) <= int(found.exact.sum()):
+            break
+        found, moved = again, True
+    return found, moved
 
 
 def either_sign(images: Tensor, mean: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ noise alone. Left in, they tell the likelihood which directions are noise (MNIST
 with them, 142 without); but where one direction carries nearly all the noise, scaling features to one length blows it
 up until it drowns the images (50 digits from 61 explanations: 44 above NCC 0.9 with them, 50 without). Both are tried,
 and the one whose components lie better inside the pixel box is kept, which needs no truth. Where many stay outside,
-further starts are drawn.
+features as they are get a turn: scaled to one length, the edges of a mean that is not quite the training set's own
+drown the images (50 digits and the mean of 200 others: 4 images above NCC 0.9 scaled, 45 as they are). Then further
+starts are drawn.
 """
 
 from __future__ import annotations
@@ -50,6 +52,9 @@ def unmix(R: Tensor, gauge: Tensor | None, features: Features, live: Tensor, *, 
     if masked and not arrived(best):
         spaces.append(whiten(features(R * live)))
         best = better(best, one_start(spaces[1], R, gauge, live, streams("ica without dead pixels")))
+    if gauge is not None and not arrived(best):
+        spaces.append(whiten(features(R * live), equalise=False))
+        best = better(best, one_start(spaces[-1], R, gauge, live, streams("ica of plain features")))
     for draw in range(1, STARTS if len(R) <= LARGE else 1):
         for kind, space in enumerate(spaces):
             if arrived(best):

@@ -37,7 +37,7 @@ class Whitened:
     K_inverse: Tensor    # (r, q)
 
 
-def whiten(features: Tensor) -> Whitened:
+def whiten(features: Tensor, *, equalise: bool = True) -> Whitened:
     """Features (r, N) at unit second moment and of equal length; directions without any power are dropped (q <= r).
 
     A feature that few images carry, an edge near the border, is short, and is the most telling one: where a single
@@ -54,7 +54,7 @@ def whiten(features: Tensor) -> Whitened:
     floor = NOISE ** 2 * shortest * shortest / (shortest + VISIBLE ** 2)
     z, length = z[:, length > SILENT ** 2], length[length > SILENT ** 2]
     y = z
-    for _ in range(EQUALISING):
+    for _ in range(EQUALISING if equalise else 0):
         y = z * (length + floor).rsqrt()
         W, W_inverse = standard(y)
         K, K_inverse, z, y = W @ K, K_inverse @ W_inverse, W @ z, W @ y

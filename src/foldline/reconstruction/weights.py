@@ -20,11 +20,11 @@ from foldline.errors import BadInput, Refused
 from foldline.images import guessed_shape
 from foldline.networks.one_hidden import Network
 from foldline.randomness import Streams
-from foldline.reconstruction.basis import Rows, rows_in
+from foldline.reconstruction.basis import MOVED, Rows, rows_in, settled
 from foldline.reconstruction.evidence import inactive_share, untied, weigh
 from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.noise_edge import Edge, noise_edge
-from foldline.reconstruction.peel import ROUNDS, peel
+from foldline.reconstruction.peel import ROUNDS, Peeled, peel
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
 from foldline.reconstruction.start_left import start_in_weights
 from foldline.reconstruction.starts import live_pixels
@@ -84,15 +84,21 @@ def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tup
     """Training rows from a basis B (r, d + 1) of the span of [x - mean, 1]; A (h, d + 1) the layer itself."""
     low, high = box if box is not None else (0.0, 1.0)
     gauge = B[:, -1]
-    # Raw pixels, the mean put back through the bias coordinate, in units of the box.
-    raw = (B[:, :-1] + gauge[:, None] * (offset - low)) / (high - low)
     snapping = box is not None and (centred or float(B[:, :-1].norm()) > 0)
     notes = []
+
+    def unmixed(above: Tensor) -> Peeled:
+        # Raw pixels, the mean put back through the bias coordinate, in units of the box.
+        raw = (B[:, :-1] + gauge[:, None] * above) / (high - low)
+        return peel(raw, gauge, features, streams=streams, snapping=snapping,
+                    live=live_pixels(raw, above if centred and box is not None else None), rounds=rounds,
+                    progress=progress)
+
     if not centred and box is not None:
         notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
-    found = peel(raw, gauge, features, streams=streams, snapping=snapping,
-                 live=live_pixels(raw, offset - low if centred and box is not None else None), rounds=rounds,
-                 progress=progress)
+    found, moved = settled(unmixed, offset - low, (high - low) * (box is not None and centred))
+    if moved:
+        notes.append(MOVED)
     rows = found.images * (high - low) + low - offset                # network coordinates
     progress("weighing", {"candidates": float(len(rows))})
     rows, inactive = untied(rows, inactive_share(rows, A), found.exact)
