@@ -24,7 +24,7 @@ from foldline.results import Progress
 MEANS = 2               # times that the mean is taken from what was recovered
 CONFIRMED = 0.5         # share of confirmed images from which on the mean is believed
 AFFORDED = 128          # images at most for which all is unmixed again
-MOVED = ("More images fit the pixel box with the mean of those recovered than with the one given, so it took its place; "
+MOVED = ("More images fit the box with the mean of those recovered than with the one given, so it took its place; "
          "adding the given one to a sample still gives raw pixels.")
 MIRRORED = 0.05         # share of ink outside the box below which an image's mirror fits the box too
 
