@@ -21,7 +21,6 @@ from foldline.reconstruction.snap import outside
 from foldline.reconstruction.starts import live_pixels
 from foldline.results import Progress
 
-MEANS = 2               # times that the mean is taken from what was recovered
 CONFIRMED = 0.5         # share of confirmed images from which on the mean is believed
 AFFORDED = 128          # images at most for which all is unmixed again
 MOVED = ("More images fit the box with the mean of those recovered than with the one given, so it took its place; "
@@ -83,17 +82,14 @@ def settled(unmixed: Callable[[Tensor], Peeled], above: Tensor, scale: float) ->
     Where the box confirms few images, the mean may be that of other digits. The mean of what was recovered is nearer to
     their own: with it everything is unmixed again, and kept if the box confirms more.
     """
-    found, moved = unmixed(above), False
+    found = unmixed(above)
     varies = float(above.std()) > 1e-6 * float(above.abs().max().clamp(min=1e-300))
-    for _ in range(MEANS):
-        few = float(found.exact.double().mean()) < CONFIRMED and float(found.flat.double().mean()) > 0.5
-        if not (scale > 0 and varies and few and len(found.images) <= AFFORDED):
-            break
-        again = unmixed(scale * found.images.clamp(0, 1).mean(0))
-        if int(again.exact.sum()) <= int(found.exact.sum()):
-            break
-        found, moved = again, True
-    return found, moved
+    few = float(found.exact.double().mean()) < CONFIRMED and float(found.flat.double().mean()) > 0.5
+    if not (scale > 0 and varies and few and len(found.images) <= AFFORDED):
+        return found, False
+    again = unmixed(scale * found.images.clamp(0, 1).mean(0))
+    better = int(again.exact.sum()) > int(found.exact.sum())
+    return (again, True) if better else (found, False)
 
 
 def either_sign(images: Tensor, mean: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ with them, 142 without); but where one direction carries nearly all the noise, s
 up until it drowns the images (50 digits from 61 explanations: 44 above NCC 0.9 with them, 50 without). Both are tried,
 and the one whose components lie better inside the pixel box is kept, which needs no truth. Where many stay outside,
 features as they are get a turn: scaled to one length, the edges of a mean that is not quite the training set's own
-drown the images (50 digits and the mean of 200 others: 4 images above NCC 0.9 scaled, 45 as they are). Then further
-starts are drawn.
+drown the images (50 digits and the mean of 200 others: 4 images above NCC 0.9 scaled, 45 as they are). Otherwise
+further starts are drawn.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def unmix(R: Tensor, gauge: Tensor | None, features: Features, live: Tensor, *, 
         spaces.append(whiten(features(R * live)))
         best = better(best, one_start(spaces[1], R, gauge, live, streams("ica without dead pixels")))
     if gauge is not None and not arrived(best):
-        spaces.append(whiten(features(R * live), equalise=False))
-        best = better(best, one_start(spaces[-1], R, gauge, live, streams("ica of plain features")))
+        plain = one_start(whiten(features(R * live), equalise=False), R, gauge, live, streams("ica of plain features"))
+        if better(best, plain) is plain:
+            return plain                                            # not the draw was at fault but the scaling
     for draw in range(1, STARTS if len(R) <= LARGE else 1):
         for kind, space in enumerate(spaces):
             if arrived(best):
