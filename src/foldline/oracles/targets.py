@@ -103,7 +103,7 @@ def made_module(name: str, text: str) -> nn.Module:
         raise BadSpec(f"{text} names a {type(found).__name__}; a factory of a torch module was expected.")
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(0)                    # the factory is the user's and draws from torch's own generator
             made = found()
     except FoldlineError:
         raise
