@@ -124,7 +124,7 @@ def test_values_alone_still_give_the_span(tmp_path: Path) -> None:
 
 
 def test_defences_change_what_is_found(tmp_path: Path) -> None:
-    x = torch.rand(30, 12, generator=fl.generator(0), dtype=torch.float64)
+    x = torch.randn(30, 12, generator=fl.generator(0), dtype=torch.float64)
     np.savez(tmp_path / "x.npz", x=x.numpy())
     found = fl.audit(spec(methods=["span"], defences=["round-2", "label-only"],
                           reference={"inputs": str(tmp_path / "x.npz")}), tmp_path / "out")
@@ -132,6 +132,7 @@ def test_defences_change_what_is_found(tmp_path: Path) -> None:
     assert rows["no defence"].rank == 5 and rows["no defence"].explanation_change == pytest.approx(0, abs=1e-12)
     assert rows["round to 2 decimals"].explanation_change > 0
     assert rows["labels only"].rank == 5 and rows["labels only"].rows > 1000        # slower, not closed
+    assert rows["labels only"].decisions_changed == 0 == rows["no defence"].decisions_changed
     assert found.document.ledger.total == sum(r.rows for r in found.document.ledger.rows if r.stage.startswith("The"))
 
 

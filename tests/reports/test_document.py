@@ -13,12 +13,12 @@ from foldline.errors import BadFile
 from foldline.reports.document import Document, Severity, redacted, schema
 from foldline.reports.files import read_report, write_report
 
-PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "report-1.0.json"
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schema" / "report-1.1.json"
 
 
 def test_the_published_schema_is_the_one_the_code_writes() -> None:
     assert json.loads(PUBLISHED.read_text()) == json.loads(json.dumps(schema())), \
-        "docs/schema/report-1.0.json is stale: foldline report . --schema > docs/schema/report-1.0.json"
+        "docs/schema/report-1.1.json is stale: foldline report . --schema > docs/schema/report-1.1.json"
 
 
 def test_a_report_fits_the_published_schema_and_a_changed_one_does_not() -> None:

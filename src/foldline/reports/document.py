@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = "1.0"
-SCHEMA_ID = "urn:foldline:report:1.0"
+SCHEMA_VERSION = "1.1"
+SCHEMA_ID = "urn:foldline:report:1.1"
 
 
 class Part(BaseModel):
@@ -211,6 +211,8 @@ class DefenceRow(Part):
     accuracy: float | None = None
     output_change: float | None = None
     explanation_change: float | None = None
+    decisions_changed: float | None = Field(default=None, description="share of honest inputs decided otherwise than "
+                                                                      "by the model as it is")
     status: str = ""
 
 
@@ -301,6 +303,6 @@ def redacted(document: Document) -> Document:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema that is published as docs/schema/report-1.0.json."""
+    """The JSON schema that is published as docs/schema/report-1.1.json."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID,
             **Document.model_json_schema(mode="serialization")}

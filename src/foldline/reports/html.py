@@ -55,7 +55,7 @@ def render_html(document: Document, *, redact: bool = False) -> str:
 
 COLUMNS = [("samples recovered", True), ("clearly (> 0.9)", True), ("by chance", True), ("span found", True),
            ("rows used", True), ("exact copy off by", True), ("student agrees", True), ("accuracy", True),
-           ("answers move by", True), ("explanations turn by", True)]
+           ("decisions that change", True), ("answers move by", True), ("explanations turn by", True)]
 
 
 def defence_cells(r: DefenceRow) -> list[tuple[str, bool]]:
@@ -66,7 +66,7 @@ def defence_cells(r: DefenceRow) -> list[tuple[str, bool]]:
             ("" if r.rank is None else str(r.rank), True), ("" if r.rows is None else thousands(r.rows), True),
             ("" if r.extraction_rows is None else
              "no copy" if r.extraction_error is None else number(r.extraction_error, 2), True),
-            (percent(r.imitation), True), (percent(r.accuracy), True),
+            (percent(r.imitation), True), (percent(r.accuracy), True), (percent(r.decisions_changed), True),
             ("" if r.output_change is None else number(r.output_change, 2), True),
             ("" if r.explanation_change is None else number(r.explanation_change, 2), True)]
 

@@ -34,14 +34,23 @@ SHORT = {"budget": "The span was not complete when the rows were used up.", "no_
 
 
 @dataclass(frozen=True, eq=False)
+class Answers:
+    """What honest users are told: the audited output, its explanations and the decisions, as far as there are any."""
+
+    values: Tensor                      # (n,)
+    explanations: Tensor | None         # (n, d)
+    decisions: Tensor | None            # (n,) classes
+
+
+@dataclass(frozen=True, eq=False)
 class Leak:
     """What was got behind one defence."""
 
     span: Any | None = None
     samples: Tensor | None = None
     extraction: Any | None = None
-    honest: tuple[Tensor, Tensor | None] | None = None      # values (n,), explanations (n, d) on honest inputs
-    plain: tuple[Tensor, Tensor | None] | None = None       # the same without the defence
+    honest: Answers | None = None                           # on honest inputs
+    plain: Answers | None = None                            # the same of the model as it is, without the defence
     owner: Subject | None = None                            # whose training set counts
     remark: str = ""
 
@@ -117,8 +126,10 @@ def attack(session: Session, defence: Defence) -> Leak:
     scale = 1.0
     plain = None
     if x is not None:
-        plain = answers(session, behind(subject, UNDEFENDED, 1.0), x, "plain")
-        scale = float(plain[1].abs().amax(1).median()) if plain[1] is not None else 1.0
+        # A retrained model is compared with the one it would replace.
+        as_it_is = session.subjects["copy"] if defence.group == "training" else subject
+        plain = answers(session, behind(as_it_is, UNDEFENDED, 1.0), x, "plain")
+        scale = float(plain.explanations.abs().amax(1).median()) if plain.explanations is not None else 1.0
     defended = behind(subject, defence, scale)
     honest = answers(session, defended, x, "honest") if x is not None and plain is not None else None
     if defended.access == ("labels",):
@@ -192,7 +203,7 @@ def extract_behind(session: Session, defence: Defence) -> Any:
     small = victim("small", session.audit.seed, Path(session.run.folder))
     x = small.known.inputs
     assert x is not None
-    gradients = answers(session, small, x[:HONEST], "small")[1]
+    gradients = answers(session, small, x[:HONEST], "small").explanations
     assert gradients is not None
     defended = behind(small, defence, float(gradients.abs().amax(1).median()))
     return fl.extract_from_gradients(open_oracle(session, defended, "gradients", "extract", None),
@@ -225,17 +236,21 @@ def open_oracle(session: Session, subject: Subject, access: str, purpose: str, b
     return session.oracle_over(subject, access, purpose, billed=subject.module is None, budget=budget)
 
 
-def answers(session: Session, subject: Subject, x: Tensor, purpose: str) -> tuple[Tensor, Tensor | None]:
-    """Values (n,) and, where there are any, explanations (n, d); labels stand in for values behind label-only."""
+def answers(session: Session, subject: Subject, x: Tensor, purpose: str) -> Answers:
+    """What the subject answers at x; labels stand in for values behind label-only."""
+    decisions = explained = None
     if "values" in subject.access:
-        values = open_oracle(session, subject, "values", purpose, None)(x).double()[:, session.audit.output]
+        rows = open_oracle(session, subject, "values", purpose, None)(x).double()                   # (n, k)
+        values = rows[:, session.audit.output]
+        decisions = rows.argmax(1) if rows.shape[1] > 1 else (values >= 0).long()
     elif "labels" in subject.access:
-        values = open_oracle(session, subject, "labels", purpose, None)(x).double() - 0.5
-    else:
-        values = open_oracle(session, subject, "gradients", purpose, None)(x)[0].double()
-    if "gradients" not in subject.access:
-        return values, None
-    return values, open_oracle(session, subject, "gradients", f"{purpose} explained", None)(x)[1].double()
+        decisions = open_oracle(session, subject, "labels", purpose, None)(x).long()
+        values = decisions.double() - 0.5
+    if "gradients" in subject.access:
+        purpose = purpose if decisions is None else f"{purpose} explained"
+        told, explained = (t.double() for t in open_oracle(session, subject, "gradients", purpose, None)(x))
+        values = told if decisions is None else values
+    return Answers(values, explained, decisions)
 
 
 def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
@@ -263,8 +278,6 @@ def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
         row |= {"extraction_rows": leak.extraction.queries,
                 "extraction_error": leak.extraction.certificate.worst if leak.extraction.status.ok else None}
     row |= honest_numbers(session, leak)
-    if defence.group == "training":                                     # another model, not another answer
-        row |= {"output_change": None, "explanation_change": None}
     method = Method(id=f"defence-{defence.name}", title=defence.title, explains=defence.description, rows=0,
                     status=PlainStatus(ok=True, code="ok", message=leak.remark or "Done."))
     return Outcome(method=method, row=DefenceRow.model_validate(row))
@@ -273,8 +286,12 @@ def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
 def honest_numbers(session: Session, leak: Leak) -> dict[str, float | None]:
     if leak.honest is None or leak.plain is None:
         return {}
-    (y, e), (y0, e0) = leak.honest, leak.plain
+    y, e, y0, e0 = leak.honest.values, leak.honest.explanations, leak.plain.values, leak.plain.explanations
     found: dict[str, float | None] = {}
+    # One class for all inputs: a model of no use, or a probability, which nobody compares with zero.
+    told, known = leak.honest.decisions, leak.plain.decisions
+    if told is not None and known is not None and known.unique().numel() > 1:
+        found["decisions_changed"] = float((told != known).double().mean())
     spread = float(y0.std()) or 1.0
     owner = leak.owner.owner if leak.owner is not None else None
     if owner is not None and owner.test_labels is not None:
@@ -282,7 +299,9 @@ def honest_numbers(session: Session, leak: Leak) -> dict[str, float | None]:
     if leak.owner is not None and "values" in leak.owner.access and y.unique().numel() > 2:
         found["output_change"] = float((y - y0).abs().mean()) / spread
     if e is not None and e0 is not None:
-        found["explanation_change"] = max(0.0, float(1 - torch.nn.functional.cosine_similarity(e, e0, dim=1).mean()))
+        turned = 1 - torch.nn.functional.cosine_similarity(e, e0, dim=1)
+        turned[(e == e0).all(1)] = 0.0                      # also where both are nothing, which has no cosine
+        found["explanation_change"] = max(0.0, float(turned.mean()))
     return found
 
 
