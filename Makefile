@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN    := .venv/bin
 STAMP  := .venv/.ready
 # Small matrices lose more to thread hand-over than they gain; pytest and BLAS would fight for two cores.
-THREADS ?= 2
+THREADS ?= 1
 
 .PHONY: setup audit test lint clean
 

@@ -47,7 +47,10 @@ def bisect(net: Network, rows: int, seed: int) -> tuple[torch.nn.Module, int, st
     return found.network, found.queries, found.status.code
 
 
-def regress(net: Network, rows: int, seed: int, seconds: float = 20.0) -> tuple[torch.nn.Module, int, str]:
+MLP_SECONDS = 10.0
+
+
+def regress(net: Network, rows: int, seed: int, seconds: float = MLP_SECONDS) -> tuple[torch.nn.Module, int, str]:
     """Adam with a falling step on an MLP of 4k units, in float64, on Gaussian rows."""
     g = fl.generator(seed)
     d, m, k = net.in_features, net.out_features, 4 * len(net.W)
