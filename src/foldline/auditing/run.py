@@ -193,7 +193,7 @@ def perform(session: Session, planned: list[Planned], watch: Watch) -> bool:
 
 
 def put_together(session: Session, planned: list[Planned], spec: AuditFile, text: str, complete: bool) -> Document:
-    from foldline.auditing.stages.defence import budget_figure, summary
+    from foldline.auditing.advice import budget_figure, summary
     outcomes = [session.outcomes[p.stage.name] for p in planned]
     findings = sorted((rated(f, spec) for o in outcomes for f in o.findings),
                       key=lambda f: (f.state == "not-shown", -f.severity.rank))
