@@ -28,6 +28,15 @@ def test_a_sigmoid_that_hardly_bends_is_still_a_sigmoid(seed: int) -> None:
     assert error(net, r.network, 10) < 1e-5
 
 
+@pytest.mark.parametrize(("d", "h", "seed"), [(10, 5, 1), (30, 8, 3)])
+def test_probabilities_with_all_digits_give_the_network_with_all_digits(d: int, h: int, seed: int) -> None:
+    """By steps beside the line alone these ended as `ok` with 1e-6, and with 1e-2 and three units too many."""
+    net = network(d, h, 1, seed, "sigmoid")
+    r = fl.extract_from_values(fl.value_oracle(net), rng=fl.generator(seed))
+    assert r.status.ok and r.units == h and r.certificate.tolerance < 1e-10
+    assert error(net, r.network, d) < 1e-11
+
+
 def test_numbers_between_0_and_1_need_not_be_probabilities() -> None:
     raw = network(8, 4, 1, 3)
     net = fl.Network(raw.W, raw.b, 0.02 * raw.A, raw.P, raw.q * 0 + 0.5)

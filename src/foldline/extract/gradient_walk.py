@@ -6,6 +6,7 @@ units so far. gradients.py runs it and certifies the result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foldline.extract.gradient_lines import Gap, Segment, gaps_between
+from foldline.extract.hidden_pairs import Disagreement, enough_tests, spanned, switched
 from foldline.extract.line_pieces import middle
 from foldline.extract.noise import NoiseFloor
 from foldline.extract.regions import Region
@@ -206,6 +208,12 @@ class Walk:
                 return sure + [b for b, _ in hidden if b not in sure]
             if sure:
                 return sure
+            named, more = self.named(gaps, maybe, candidate, x[bad], R[bad])
+            if named:
+                return named
+            if more:
+                self.tests = self.more_tests(math.ceil(more / float(bad.double().mean())))
+                continue
             if calm < CALM and (float(bad.double().mean()) <= FEW or len(gaps) == self.blamed_at):
                 # Half of all points lie between a hidden fold and the one that it is taken for. Where few are hidden, a
                 # fresh point likely shows one alone, and blame is chance; so it was where it led to nothing.
@@ -231,6 +239,20 @@ class Walk:
             _, off = self.disagreement(candidate, *fresh, values=False)
             young = int(off.sum())
             self.nearness = min(1.0, self.nearness * (1.5 - 0.8 * float(off.double().mean())))
+
+    def named(self, gaps: list[Gap], maybe: list[Gap], u: Units, x: Tensor, R: Tensor) -> tuple[list[Gap], int]:
+        """(those of `maybe` that tests x (n, d), which disagree by R, name; how many more such tests could do so)"""
+        found = Disagreement.of(R, self.tolerance * max(1.0, len(gaps)**0.5 / 4))
+        which, more = spanned(found, u.W), 0
+        if not bool(which.any()) and found.saturated:
+            apart = u.W / u.W.norm(dim=1, keepdim=True).clamp_min(1e-300)
+            if found.rank < int(torch.linalg.matrix_rank(apart @ apart.T, hermitian=True, rtol=1e-9)):
+                more = max(0, enough_tests(found.rank, len(gaps)) - len(x))
+                if more == 0:
+                    which = switched(found, u.z(x) > 0)
+        # Not dearer than a test point for each hidden fold.
+        return ([b for b, hides in zip(gaps, which.tolist(), strict=True) if hides and b in maybe],
+                more if more <= found.rank else 0)
 
     def test_near(self, gaps: list[Gap]) -> tuple[Tensor, Tensor, Tensor]:
         n = max(1, len(gaps) // 64)

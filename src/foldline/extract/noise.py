@@ -8,6 +8,7 @@ line, and what is left is the floor. Rounding hides there (equal answers), so de
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from foldline.oracles.protocols import GradientOracle, ValueOracle
 
+FINE = 1e-9                 # relative: float64 leaves 1e-11 at the most, float32 1e-6
 SAFETY = 8.0                # how many times the measured scatter an honest answer may be off
 
 
@@ -22,7 +24,8 @@ SAFETY = 8.0                # how many times the measured scatter an honest answ
 class NoiseFloor:
     """An answer at x may be off by value * max(1, |x| / radius), and a gradient by `gradient` in norm.
 
-    kind: "arithmetic", "rounded" or "noisy". straight: False when the stretch itself was curved.
+    kind: "arithmetic", "rounded" or "noisy". straight: False when the stretch itself was curved. size: by how
+    much the answers differ, where that is known, else how large they are.
     """
 
     value: float
@@ -31,6 +34,12 @@ class NoiseFloor:
     kind: str
     decimals: int | None
     straight: bool
+    size: float = 1.0
+
+    @property
+    def fine(self) -> bool:
+        """Nothing but float64's arithmetic is in the way, whatever unit the answers are in and whatever is added."""
+        return self.kind == "arithmetic" and self.value < FINE * self.size
 
     def at(self, norm: float) -> float:
         grows = self.kind == "arithmetic"
@@ -43,11 +52,13 @@ def decimals_of(y: Tensor, most: int = 11) -> int | None:
     if len(y.unique()) < 3:                                         # a constant has few decimals and proves nothing
         return None
     eps = torch.finfo(torch.float64).eps
-    for r in range(1, most + 1):
+    # Counted from the largest answer: thousands may be rounded to tens, and 1e-8 to 15 decimals.
+    size = float(y.abs().max().clamp_min(1e-300).log10())
+    first = 1 - math.floor(size)
+    for r in range(min(1, first), max(most, first + most - 1) + 1):
         scaled = y * 10.0**r
         if bool(((scaled - scaled.round()).abs() <= 4 * eps * scaled.abs()).all()):
-            return r if float(scaled.abs().max()) > 0 and r * 1.0 < 15 - float(y.abs().max().clamp_min(1).log10()) \
-                else None
+            return r if float(scaled.abs().max()) > 0 and r < 15 - size else None
     return None
 
 
@@ -60,6 +71,7 @@ def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, seen: Tensor | Non
     eps = float(torch.finfo(f.dtype).eps)
     step = radius * max(delta, 64 * eps)
     floor = NoiseFloor(0.0, 0.0, radius, "arithmetic", None, False)
+    differ = 0.0 if seen is None else float((seen.amax(0) - seen.amin(0)).max())
     for sign in (1.0, -1.0):
         i = sign * torch.tensor([0.0, 1.0, 2.0, 4.0, 0.0], dtype=torch.float64)
         x = f.snap(x0 + step * i[:, None] * v)                       # (5, d)
@@ -71,15 +83,16 @@ def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, seen: Tensor | Non
         left = y[:4] - fit @ torch.linalg.lstsq(fit, y[:4]).solution
         bend = float(left.abs().max())
         arithmetic = 16 * eps * size
+        size = differ if differ > 4 * arithmetic else size
         if repeat > arithmetic:
-            return NoiseFloor(SAFETY * max(repeat, bend), 0.0, radius, "noisy", None, True)
+            return NoiseFloor(SAFETY * max(repeat, bend), 0.0, radius, "noisy", None, True, size)
         r = decimals_of(y if seen is None else torch.cat([y, seen.double()]))
         if r is not None and 0.51 * 10.0**-r > arithmetic:
-            return NoiseFloor(0.51 * 10.0**-r, 0.0, radius, "rounded", r, True)
+            return NoiseFloor(0.51 * 10.0**-r, 0.0, radius, "rounded", r, True, size)
         # A dot product of d terms scatters by its largest partial sums, which may exceed the answer: allow for it.
         if bend <= 256 * arithmetic:
-            return NoiseFloor(max(SAFETY * bend, arithmetic), 0.0, radius, "arithmetic", None, True)
-        floor = NoiseFloor(arithmetic, 0.0, radius, "arithmetic", None, False)
+            return NoiseFloor(max(SAFETY * bend, arithmetic), 0.0, radius, "arithmetic", None, True, size)
+        floor = NoiseFloor(arithmetic, 0.0, radius, "arithmetic", None, False, size)
     return floor
 
 

@@ -119,7 +119,8 @@ class Core:
         rng = self.streams("core")
         # Farther out errors of slope count more, and a fit that starts too far off is lost there: near points first.
         for share, out in ((0.3, 0.0), (0.2, 1 / 3), (0.2, 2 / 3), (0.3, 1.0)):
-            self.ask(self.scatter(max(8, int(share * total)), rng, self.out**out))
+            paid = min(share * total, self.to_spend(u))              # a fit that was stuck has spent some of it
+            self.ask(self.scatter(max(8, int(paid)), rng, self.out**out))
             before = u
             u, rms = self.fit(u)
             if rms > BAD and m and out == 0:

@@ -28,6 +28,7 @@ FIRST = 24                  # answers before anything is known
 ROUNDS = 40
 SLACK = 1.3                 # times an answer's error that a fitted line may miss it
 LEAST = 3                   # answers that make a run
+CLOSE = 1e-6                # of a fold, how near it is checked: two folds nearer than that look like one
 BLIND = 1e3                 # times the largest error: an answer without a digit between others that have some
 
 
@@ -160,7 +161,7 @@ def points(T: Array, pieces: list[Straight], tried: dict[tuple[float, float], in
             if tries < 1 and b - a > 1e-9 * (1 + abs(a)):
                 out.append(middle(a, b, 1.0))
             continue
-        close = max(4 * dt, 1e-3 * min(T[R.last] - T[L.first], 1 + abs(t)), 1e-9 * (1 + abs(t)))
+        close = max(4 * dt, CLOSE * min(T[R.last] - T[L.first], 1 + abs(t)), 1e-9 * (1 + abs(t)))
         if t - a > 2 * close:
             out.append(t - close)
         if b - t > 2 * close:

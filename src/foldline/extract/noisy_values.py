@@ -36,6 +36,8 @@ WIDE = 1e2                  # how far out roomy points may lie where noise does 
 NARROW = 2.0                # and where it does
 BLUR = 3e-4
 SATURATED = 30.0            # how far a line goes where probabilities saturate
+NOT_NOISE = 1e3             # standard deviations of misfit that no noise explains
+KNOWN = 0.02                # of the answers' differences, to which they must be known
 AGAIN = 3                   # times that a direction is asked, where a step crossed a fold
 
 
@@ -87,17 +89,26 @@ def certified(found: ThroughNoise, u: Units, f: ValueOracle, region: Region, spr
     x = f.snap(region.points(2 * probes, rng=rng))
     y, level = f(x).double(), spread.level
     r = (y - u.values(x)) / spread.gain(y)[:, None]
-    size = float(y.square().mean().sqrt()) if spread.link == "identity" else 0.25
     # Every other probe says how far off the function may be, the rest whether it is.
     allowed = max(6 * level, 4 * float(r[::2].abs().max()))
+    loose = unknown(allowed, y, level) if spread.link == "identity" else allowed > KNOWN * 0.25
     certificate = FunctionCertificate.of(r[1::2], tolerance=allowed, distribution=region.name)
     what = f"{len(u)} units from answers that are off by {level:.2g} (standard deviation)"
     notes = (f"Least squares over {len(found.y)} answers leaves {found.rms:.2g} standard deviations.",)
-    if certificate.holds and found.rms <= BAD and allowed <= 0.02 * size:
+    if certificate.holds and found.rms <= BAD and not loose:
         return certificate, Status("ok", f"{what}; fresh probes agree within {allowed:.2g}.", notes)
+    why = "Units that the noise hides are missing or blurred; more decimals would show them"
+    if found.rms > NOT_NOISE:
+        why = "That is not noise: a unit that no line showed is missing"
     return certificate, Status("imprecise", f"{what}, but the fit is not down to the noise: probes are off by up to "
-                               f"{float(r.abs().max()):.2g}. Units that the noise hides are missing or blurred; more "
-                               "decimals would show them.", notes)
+                               f"{float(r.abs().max()):.2g}. {why}, or the target is not a network with one "
+                               "hidden layer.", notes)
+
+
+def unknown(tolerance: float, y: Tensor, noise: float) -> bool:
+    """Whether agreement within `tolerance` leaves open how the answers y (n, k) differ, beyond their noise."""
+    differ = float((y - y.mean(0)).square().mean().sqrt())
+    return tolerance > KNOWN * differ > 4 * KNOWN * noise
 
 
 def lift(core: Core, u: Units, radius: float, rounds: int) -> Units:

@@ -18,10 +18,13 @@ from foldline.extract.noise import NoiseFloor, decimals_of
 from foldline.networks.one_hidden import Link
 from foldline.oracles.protocols import ValueOracle
 
+STRETCHES = (1e-3, 1e-2)    # relative to |x|: short enough to hold few folds
+CLEAR = 8.0                 # standard deviations that no noise explains
 REPEATS = 6                 # of one question, where its answers differ
 UNKNOWN = math.inf          # the standard deviation of a logit whose probability keeps no digit
 KEPT = 0.2                  # relative error of a probability up to which its logarithm is taken for linear
 SINGLE = 6e-8               # what float32 leaves of a probability
+DOUBLE = 2.2e-16            # and float64
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Spread:
     @property
     def grows(self) -> bool:
         return self.kind == "arithmetic" or self.link != "identity"
+
+    @property
+    def fine(self) -> bool:
+        """All the digits of float64."""
+        return self.kind == "arithmetic" and self.level < SINGLE
 
     @property
     def bound(self) -> float:
@@ -71,14 +79,14 @@ def spread_of_values(f: ValueOracle, floor: NoiseFloor, at: Tensor, v: Tensor, r
     rounded, grows = floor.kind == "rounded" and floor.decimals is not None, floor.kind == "arithmetic"
     level = 0.29 * 10.0 ** -(floor.decimals or 0) if rounded else scatter_of_values(f, at, v, rng)
     # A stretch that happens to be flat shows no scatter: float32 has its own.
-    level = max(level, floor.value / 64 if grows else 0.0, 1e-15 * floor.radius)
+    level = max(level, floor.value / 64 if grows else 0.0, 1e-15 * floor.size)
     return Spread(level, floor.radius, floor.kind)
 
 
 def spread_of_probabilities(f: ValueOracle, link: Literal["sigmoid", "softmax"], x: Tensor,
-                            seen: Tensor | None) -> Spread | None:
-    """Of the answers before the link is inverted; None where they have all the digits of float64. x (n, d): where the
-    answers `seen` (n, k) were given; asked again if None."""
+                            seen: Tensor | None) -> Spread:
+    """Of the answers before the link is inverted. x (n, d): where the answers `seen` (n, k) were given; asked again if
+    None."""
     x = f.snap(x)
     radius = max(float(x[0].norm()), 1.0)
     p = f(x).double() if seen is None else seen.double()             # (n, k)
@@ -89,7 +97,25 @@ def spread_of_probabilities(f: ValueOracle, link: Literal["sigmoid", "softmax"],
     r = decimals_of(p)
     if r is not None:
         return Spread(0.29 * 10.0**-r, radius, "rounded", link)
-    return Spread(SINGLE, radius, "arithmetic", link) if f.dtype == torch.float32 else None
+    return Spread(SINGLE if f.dtype == torch.float32 else DOUBLE, radius, "arithmetic", link)
+
+
+def bends_everywhere(f: ValueOracle, spread: Spread, at: Tensor, directions: Tensor) -> bool:
+    """Whether stretches through the points at (n, d) along directions (n, d) of length one are all bent, at one of two
+    scales, beyond what noise explains: a smooth function. Folds bend few of them. 3 rows for each point and scale."""
+    steps = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    for scale in STRETCHES:
+        size = scale * at.norm(dim=1).clamp_min(1.0)                 # (n,)
+        x = f.snap(at[:, None] + (size[:, None] * steps)[:, :, None] * directions[:, None])          # (n, 3, d)
+        t = ((x - at[:, None]) * directions[:, None]).sum(2)         # (n, 3): where the snapped points really are
+        y = f(x.flatten(0, 1)).double()
+        sigma = spread(x.flatten(0, 1), y).view(len(at), 3).amax(1)
+        y = y.view(len(at), 3, -1)
+        share = ((t[:, 1] - t[:, 0]) / (t[:, 2] - t[:, 0]))[:, None]
+        off = (y[:, 1] - y[:, 0] - share * (y[:, 2] - y[:, 0])).abs().amax(1)
+        if bool((off > CLEAR * sigma).all()):
+            return True
+    return False
 
 
 def scatter_of_values(f: ValueOracle, at: Tensor, v: Tensor, rng: torch.Generator, *, rows: int = 10) -> float:

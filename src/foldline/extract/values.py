@@ -24,16 +24,18 @@ from foldline.extract.line_pieces import FoldLine
 from foldline.extract.lines import folds_from_values
 from foldline.extract.links import LENGTHS, LOOSE, NEAR, Unlinked, link_by_bending, link_of, linked
 from foldline.extract.noise import NoiseFloor, floor_of_values
-from foldline.extract.noisy_values import ThroughNoise, certified, recover_through_noise
+from foldline.extract.noisy_core import BAD
+from foldline.extract.noisy_values import ThroughNoise, certified, recover_through_noise, unknown
 from foldline.extract.regions import Region
 from foldline.extract.result import Extraction, Line, assumptions_of, parameters
-from foldline.extract.spread import Spread, spread_of_probabilities, spread_of_values
+from foldline.extract.spread import Spread, bends_everywhere, spread_of_probabilities, spread_of_values
 from foldline.extract.units import Units, merged, with_signs
 from foldline.oracles.protocols import ValueOracle
 from foldline.randomness import Streams, unit_rows
 from foldline.results import FunctionCertificate, Progress, Provenance, Status, silent
 
 FAR = 1e5
+BENT = 6                    # stretches that must all bend, to call a function smooth in spite of noise
 ROUNDS = 12                 # lines tried for what earlier ones missed
 
 
@@ -73,25 +75,38 @@ def extract_from_values(f: ValueOracle, *, rng: torch.Generator,
         except BudgetExhausted:
             link = "identity"
     if link == "identity":
-        return Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
+        found = Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
+        few_digits = f.box is not None and found.noise is not None and not found.noise.fine and found.noise.straight
+        return replace(found, status=coarse_in_a_box(found.status)) if few_digits else found
     inverse: Literal["sigmoid", "softmax"] = "softmax" if link == "softmax" else "sigmoid"
     logits = f.wrap(lambda s: Unlinked.over(s, inverse, outputs))
     assert isinstance(logits, ValueOracle)
     spread = None
-    if f.box is None:
-        try:
-            spread = spread_of_probabilities(f, inverse, Region(f.dim, f.box).points(3, rng=streams("link")), seen)
-        except BudgetExhausted:
-            progress("budget", {"queries": f.used - start})
-    found = Run(logits, streams, probes, max_folds, progress, start, far=NEAR, loose=LOOSE, spread=spread).result()
+    try:
+        spread = spread_of_probabilities(f, inverse, Region(f.dim, f.box).points(3, rng=streams("link")), seen)
+    except BudgetExhausted:
+        progress("budget", {"queries": f.used - start})
+    through = spread if f.box is None else None
+    found = Run(logits, streams, probes, max_folds, progress, start, far=NEAR, loose=LOOSE, spread=through).result()
+    if f.box is not None and spread is not None and not spread.fine:
+        found = replace(found, status=coarse_in_a_box(found.status))
     note = (f"The answers look like a {inverse}: it was inverted first, and the certificate is on the "
-            f"{'logits' if spread is None else 'probabilities'}.")
+            f"{'logits' if through is None else 'probabilities'}.")
     status = Status(found.status.code, found.status.message, (*found.status.notes, note))
     found = replace(found, status=status, network=linked(found.network, inverse))
     if guessed and not found.status.ok:
         plain = Run(f, streams, probes, max_folds, progress, start, seen=seen).result()
         found = plain if plain.status.ok else replace(found, queries=plain.queries)
     return found
+
+
+def coarse_in_a_box(status: Status) -> Status:
+    """Least squares through noise (noisy_values.py) needs room that a box does not give: say what is in the way."""
+    if status.code not in ("not_piecewise_linear", "not_one_hidden_layer"):
+        return status
+    return Status("imprecise", "The answers have few digits, and in a box units are read off them by short steps "
+                  "alone, which asks for more. Or the target is no network with one hidden layer: " + status.message,
+                  status.notes)
 
 
 class Run:
@@ -188,8 +203,7 @@ class Run:
             return Status("not_piecewise_linear", "Values on two short stretches bend at every scale: the target is "
                           "not piecewise linear (a smooth activation, or a link that must be inverted first).")
         self.progress("line", {"queries": self.used})
-        fine = self.floor.kind == "arithmetic" and self.floor.value < 1e-9 * max(1.0, self.floor.radius)
-        if not fine and self.oracle.box is None and self.loose == 1.0:
+        if not self.floor.fine and self.oracle.box is None and self.loose == 1.0:
             return self.through_noise(x0, u, spread_of_values(self.oracle, self.floor, torch.stack([x0, u]), near,
                                                               self.streams("scatter")))
         self.search(x0, u, None)
@@ -200,6 +214,12 @@ class Run:
         found = recover_through_noise(self.oracle, spread, x0, u, streams=self.streams, progress=self.progress,
                                       spare=lambda n: self.region.points(n, rng=rng))
         self.units, self.noisy = merged(found.units, tolerance=1e-7, drop=0.0), found
+        if found.rms > BAD:
+            at, v = self.region.points(BENT, rng=rng), unit_rows(BENT, self.oracle.dim, rng=rng)
+            if bends_everywhere(self.oracle, spread, at, v):
+                return Status("not_piecewise_linear", f"{BENT} of {BENT} short stretches bend by more than noise "
+                              "explains: the target is not piecewise linear (a smooth activation, or a link that must "
+                              f"be inverted first). The {len(self.units)} units returned imitate it on a line.")
         self.certificate, status = certified(found, self.units, self.oracle, self.region, spread, self.probes, rng)
         return status
 
@@ -208,7 +228,7 @@ class Run:
         assert self.floor is not None
         base = self.units
         frame = Frame.of(x0, u, self.streams(f"frame {len(self.lines)}"))
-        fine = self.floor.kind == "arithmetic" and self.floor.value < 1e-9 * max(1.0, self.floor.radius)
+        fine = self.floor.fine
         far = min(self.far, FAR if fine else 1e3)
         ends = (-far, far) if self.oracle.box is None else (-1.0, 1.0)
 
@@ -268,7 +288,7 @@ class Run:
             self.certificate = FunctionCertificate.of(r, tolerance=float(self.tolerance(x).max()),
                                                       distribution=self.region.name)
             self.progress("check", {"units": len(self.units), "residual": self.certificate.worst, "queries": self.used})
-            if not bool(off.any()) and self.certificate.tolerance > 0.02 * float(y.square().mean().sqrt()):
+            if not bool(off.any()) and unknown(self.certificate.tolerance, y, float(self.noise(x).max())):
                 return Status("imprecise", f"{len(self.units)} units were found, but at this precision of the answers "
                               f"(off by up to {float(self.noise(x).max()):.2g}) the function is known only to "
                               f"{self.certificate.tolerance:.2g}; probes agree within {self.certificate.worst:.2g}.")
