@@ -72,7 +72,7 @@ def grow(model: Model, x: Array, y: Array, *, floor: float, rng: np.random.Gener
     for _ in range(ROUNDS):
         d, m = x.shape[1], y.shape[1]
         size = (best.h + PER_ROUND) * (d + 1 + m)
-        if score(best) <= floor or stale >= 3 or size > min(MOST_PARAMETERS // 2, m * len(x) // 3):
+        if score(best) <= 0.8 * floor or stale >= 3 or size > min(MOST_PARAMETERS // 2, m * len(x) // 3):
             break
         trial = best.copy()
         W, b = proposals(trial, x[~test], y[~test], rng)

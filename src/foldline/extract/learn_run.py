@@ -23,6 +23,7 @@ from foldline.results import Progress, Provenance, Status
 FIRST_LOOK = 32             # probes before the first line; they screen every later model for nothing
 EXPLAINED = 1e-3            # half of the points known to this, relative: a network with a gap, not a wrong one
 FIRST_GRID, NEXT_GRID = 48, 40
+OVERHEARD = 4.0             # a noise that a failed extraction measured, over the one measured directly
 RUNAWAY = 1e8               # a fitted unit's size over the largest answer
 
 
@@ -98,17 +99,23 @@ class Run:
             before = self.best_error
             self.search_line(number, stale)
             if self.good_enough and self.passes():
-                return
+                return self.averaged()
             stale = stale + 1 if self.best_error > 0.9 * before else 0
             if stale >= (2 if self.noisy else 8):
                 stale, refits = 0, refits + 1
                 improved = self.refit()
                 if self.best_error <= self.target and self.passes():
-                    return
+                    return self.averaged()
                 if refits >= 6 or (refits >= 2 and not improved):
                     break
         self.refit(growing=True)
         self.passes()
+
+    def averaged(self) -> None:
+        """Where the answers' noise hides what is still wrong, a sample of them averages it away."""
+        if self.floor > self.wanted:
+            self.refit(growing=True)
+            self.passes()
 
     @property
     def noisy(self) -> bool:
@@ -148,7 +155,11 @@ class Run:
 
     def listen(self) -> None:
         """How exact the answers are, said before rows are spent on what they cannot show."""
-        self.hear(measure_noise(self.ask, self.gaussian(4, "noise"), self.y, self.rng["noise"]))
+        noise = measure_noise(self.ask, self.gaussian(4, "noise"), self.y, self.rng["noise"])
+        if self.ask.eta < OVERHEARD * noise:                        # extraction, which did not get through, says more
+            self.ask.eta = 0.0
+            self.notes.clear()
+        self.hear(noise)
         self.progress("noise", {"rows": self.ask.rows, "noise": self.ask.eta})
 
     def hear(self, noise: float) -> None:
