@@ -41,6 +41,7 @@ class Jacobian:
     curved: bool
     checked: bool           # the random checks agreed
     signature: float        # tells saturated points apart: the top output, or the one value
+    least: Tensor | None = None     # (k',) the part of the noise that is certain, where the rest is a bound
 
 
 class Differences:

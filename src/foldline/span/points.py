@@ -85,6 +85,12 @@ class PointStream:
             return scale * x
         return scale * torch.randn(self.d, generator=self.rng, dtype=torch.float64)
 
+    def elsewhere(self, n: int) -> Tensor:
+        """(n, d) Gaussian points, at scales drawn from the same mixture."""
+        at = torch.randint(len(SCALES), (n,), generator=self.rng)
+        scales = self.factor * torch.tensor(SCALES, dtype=torch.float64)[at]                    # (n,)
+        return scales[:, None] * torch.randn(n, self.d, generator=self.rng, dtype=torch.float64)
+
     def heard(self, x: Tensor, *, zero: bool, repeat: bool, answer: float = 0.0, row: Tensor | None = None,
               share: float = 0.0) -> None:
         """row (d,): a gradient at x; share: how much of it, as a unit vector, lay outside what was known."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from foldline.oracles.protocols import GradientOracle, ValueOracle
 from foldline.randomness import Streams
 from foldline.results import Progress
-from foldline.span.differences import Differences, last_digit
+from foldline.span.differences import last_digit
+from foldline.span.long_steps import WELL, LongSteps
 from foldline.span.points import PointStream
 from foldline.span.rank import CLIFF, MIN_GAP, ROUGH_GAP, TAIL, RankDecision
 from foldline.span.seen import Seen
@@ -26,10 +27,11 @@ MISSED = 2e-4           # chance of stopping too early that is accepted
 EVIDENCE = 80           # probes that confirm, times the rank
 LOOKS = 48              # spectra are computed every (rows / LOOKS) probes
 HUNT = 12               # halvings of a segment on which the answer moved
+GOOD = 8                # points with steps as long as all that was found allows, before a rough search may end
 PLAIN = 1e-3            # a unit row this far outside the span is new whatever the noise
 
-Row = tuple[Tensor, float, int, float]
-"""gradient (d,), value, output, relative error"""
+Row = tuple[Tensor, float, int, float, float]
+"""gradient (d,), value, output, relative error, and the part of it that is certain"""
 
 
 class Search:
@@ -44,7 +46,7 @@ class Search:
             self.seen.measured = noise
         self.stream = PointStream(self.d, rng=streams("stream"), box=oracle.box,
                                   data=None if data is None else data.double())
-        self.differences = None if isinstance(oracle, GradientOracle) else Differences(oracle, rng=streams("steps"))
+        self.differences = None if isinstance(oracle, GradientOracle) else LongSteps(oracle, rng=streams("steps"))
         self.weak = None if self.differences is None else WeakDirections(self.differences)
         self.one_row = isinstance(oracle, GradientOracle) or oracle.outputs == 1
         # Several outputs share the rows of one point and are not dead together: points from anywhere differ more.
@@ -77,8 +79,8 @@ class Search:
                     self.seen.add(x, row, value, 0, self.row_noise(row, value))
             return
         for i, x in enumerate(X):
-            for row, value, output, noise in self.ask(x):
-                self.seen.add(x, row, value, output, noise)
+            for row, value, output, noise, least in self.ask(x):
+                self.seen.add(x, row, value, output, noise, least)
             self.progress("gradients", {"done": i + 1, "total": len(X), "rank": len(self.seen.Q)})
 
     def adaptively(self, first: Tensor | None) -> None:
@@ -87,7 +89,7 @@ class Search:
         repeat_at = REPEAT_AT
         while not self.finished():
             self.progress("gradients", {"rank": len(self.seen.Q), "asked": self.asked, "stable": self.stable})
-            if self.asked >= repeat_at and self.stable == 0 and self.stream.live:
+            if self.asked >= repeat_at and self.stable == 0 and self.stream.live and not self.rough:
                 repeat_at *= 4
                 self.measure_noise()
             D = self.decision
@@ -98,7 +100,7 @@ class Search:
                 self.move_away()
             else:
                 self.stream.known, self.stream.settled = self.seen.Q, D is not None
-                self.take(self.stream.next())
+                self.take(self.chosen())
 
     def finished(self) -> bool:
         """Enough was seen, and what is weak was asked about; a verdict that changes the rank reopens the search."""
@@ -130,8 +132,9 @@ class Search:
         if D.kind == "noise" and D.gap >= CLIFF and self.stable >= wait:
             return True
         # Several outputs give several rows at one point: the tail must come from several points too.
+        # While rows are still getting better, weaker directions may yet show.
         if D.gap_found and D.kind != "zero" and D.tail >= max(TAIL, wait) and D.p_value < 1e-3 and \
-                (self.stable >= max(wait, 6) or self.one_row):
+                (self.stable >= max(wait, 6) or self.one_row) and not (self.rough and self.seen.good(D.rank) < GOOD):
             return True
         if self.repeats >= ONE_PIECE and D.tail == 0 and self.stable >= wait:
             return True
@@ -151,20 +154,41 @@ class Search:
 
     # One point
 
+    @property
+    def rough(self) -> bool:
+        """From values with few digits: rows differ in how good they are, and say so."""
+        return self.differences is not None and self.differences.rough
+
+    def chosen(self) -> Tensor:
+        """The next point; where digits are scarce and inputs many, the best of a few."""
+        x = self.stream.next()
+        n = 1 if self.differences is None or self.stream.dead else self.differences.candidates()
+        if self.differences is None or n == 1:
+            return x
+        points = torch.cat([x[None], self.stream.elsewhere(n - 1)])
+        best = self.differences.best_of(points)
+        self.stream.walking = self.stream.walking and best == 0
+        return points[best]
+
     def ask(self, x: Tensor) -> list[Row]:
         if isinstance(self.oracle, GradientOracle):
             y, grad = self.oracle(x[None])
             row, value = grad[0].double(), float(y[0])
-            rows = [(row, value, 0, self.row_noise(row, value))]
+            noise = self.row_noise(row, value)
+            rows = [(row, value, 0, noise, noise)]
             self.signature = value
         else:
             assert self.differences is not None
+            if self.rough:
+                self.seen.rough = True
+                self.differences.known, self.differences.leaks = self.seen.shown_well(WELL)
             J = self.differences.at(x)
             assert self.weak is not None
             self.weak.steps[self.seen.group + 1] = J.step, J.outputs
             self.signature = J.signature
             self.unchecked += not J.checked
-            rows = [(J.rows[i], float(J.values[i]), int(J.outputs[i]), float(J.noise[i]))
+            least = J.noise if J.least is None else J.least
+            rows = [(J.rows[i], float(J.values[i]), int(J.outputs[i]), float(J.noise[i]), float(least[i]))
                     for i in range(len(J.rows))] if J.checked else []
         self.asked += 1
         return rows
@@ -183,8 +207,8 @@ class Search:
     def take(self, x: Tensor, *, fresh: bool = True) -> bool:
         """Ask x, keep its rows, and say whether the span grew."""
         novelty, zero, repeat, first, known = 0.0, True, True, len(self.seen.rows), len(self.seen.Q)
-        for grad, value, output, noise in self.ask(x):
-            n, z, r = self.seen.add(x, grad, value, output, noise)
+        for grad, value, output, noise, least in self.ask(x):
+            n, z, r = self.seen.add(x, grad, value, output, noise, least)
             novelty, zero, repeat = max(novelty, n), zero and z, repeat and (r or z)
         if fresh:
             row: Tensor | None = next((r for r in self.seen.rows[first:] if float(r.norm()) > 0), None)
@@ -326,6 +350,6 @@ class Search:
             return
         x = self.stream.live[-1]
         rows = [r for r, p in zip(self.seen.rows, self.seen.points, strict=True) if p is x]
-        for (again, _, _, _), row in zip(self.ask(x), rows, strict=False):
+        for (again, *_), row in zip(self.ask(x), rows, strict=False):
             change = float((again - row).norm() / row.norm().clamp_min(1e-300))
             self.seen.measured = max(self.seen.measured, change)

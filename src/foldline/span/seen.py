@@ -7,6 +7,8 @@ from torch import Tensor
 
 from foldline.span.rank import CLIFF, TAIL, RankDecision, decide_rank, singular
 
+BEST = 10               # one row in so many is better than what rough rows are scaled to
+VAGUE = 0.02            # rows that are less certain than this look alike whatever they are: no repeats
 ALONE = 0.9             # share of a direction that one point's rows may have before it is their error
 
 
@@ -24,6 +26,7 @@ class Seen:
         self.Q = torch.zeros(0, d, dtype=torch.float64)         # (r, d)
         self.U = torch.zeros(0, d, dtype=torch.float64)         # the useful rows, unit length
         self.noises: list[float] = []                           # relative error of each useful row
+        self.claimed: list[tuple[float, float]] = []            # what it is at least and at most, as the row came
         self.group = -1
         self.grouped: Tensor | None = None                      # the point that the last group belongs to
         self.groups: list[int] = []                             # which point each useful row belongs to
@@ -31,9 +34,13 @@ class Seen:
         self.left_out: set[int] = set()                         # the points they belong to
         self.trusted: set[int] = set()                          # points that were asked again, and stood
         self.errors: set[int] = set()                           # points that were asked again, and did not
+        self.width = 0                                          # directions that were shown well at the last question
+        self.widths: list[int] = []                             # the same, when each useful row was asked
         self.measured = 0.0                                     # from repeats or rounded answers
+        self.rough = False                                      # rows differ in noise, and each one's is measured
 
-    def add(self, x: Tensor, row: Tensor, value: float, output: int, noise: float) -> tuple[float, bool, bool]:
+    def add(self, x: Tensor, row: Tensor, value: float, output: int, noise: float,
+            least: float | None = None) -> tuple[float, bool, bool]:
         """(novelty: how much of the unit row lies outside the span so far, zero?, repeat?)"""
         self.rows.append(row)
         self.values.append(value)
@@ -45,7 +52,7 @@ class Seen:
             return 0.0, True, False
         noise = max(noise, 4 * self.eps)
         u = row / norm
-        if len(self.U) and float((self.U - u).norm(dim=1).min()) <= 4 * noise:
+        if len(self.U) and noise < VAGUE and float((self.U - u).norm(dim=1).min()) <= 4 * noise:
             return 0.0, False, True
         self.useful.append(len(self.rows) - 1)
         if x is not self.grouped:
@@ -53,6 +60,8 @@ class Seen:
         self.groups.append(self.group)
         self.U = torch.cat([self.U, u[None]])
         self.noises.append(noise)
+        self.claimed.append((noise if least is None else min(least, noise), noise))
+        self.widths.append(self.width)
         v = u - self.Q.T @ (self.Q @ u)
         v = v - self.Q.T @ (self.Q @ v)
         novelty = float(v.norm())
@@ -62,20 +71,49 @@ class Seen:
 
     @property
     def typical(self) -> float:
-        return sorted(self.noises)[len(self.noises) // 2] if self.noises else 4 * self.eps
+        """The noise that rows are scaled to; where each one's is measured, that of the better ones."""
+        return sorted(self.noises)[len(self.noises) // (BEST if self.rough else 2)] if self.noises else 4 * self.eps
+
+    def good(self, rank: int) -> int:
+        """Points that were asked when at least `rank` directions were shown well: they had the longest steps."""
+        return len({g for g, w in zip(self.groups, self.widths, strict=True) if w >= rank})
 
     @property
     def floor(self) -> float:
         """Largest singular value that noise alone gives to len(U) weighted rows."""
         return float(2 * max(self.typical, self.measured) * (1 + (len(self.U) / self.d) ** 0.5))
 
-    def decide(self, min_tail: int = TAIL) -> tuple[RankDecision, Tensor, Tensor]:
-        """Rows noisier than most are scaled down until their noise is like the others': scale does not move a span.
+    def shown_well(self, factor: float) -> tuple[Tensor, Tensor]:
+        """Directions (r, d) that stand `factor` above the noise, and how much of each is noise (r,)."""
+        self.tighten()
+        _, s, V = singular(self.U * self.weights()[:, None])
+        r = int((s > factor * self.typical).sum())
+        self.Q, self.width = V[:r], r
+        return V[:r], self.typical / s[:r]
 
-        In noise, a direction that one row alone shows while a dozen others show nothing is that row's error (a fold
+    def tighten(self) -> None:
+        """A row's error outside the span is at most what of the row lies outside: less than was claimed, often.
+
+        What a row has shaped itself it fits too well: its rest is divided by the share of it that the others hold.
+        """
+        if len(self.U) < 2:
+            return
+        L, s, V = singular(self.U * self.weights()[:, None])
+        r = int((s > self.floor).sum())
+        rest = (self.U - (self.U @ V[:r].T) @ V[:r]).norm(dim=1)                    # (m,)
+        others = (1 - L[:, :r].square().sum(1)).clamp_min(1e-3)                     # (m,)
+        self.noises = [min(max(float(e), low), high)
+                       for e, (low, high) in zip(rest / others, self.claimed, strict=True)]
+
+    def weights(self) -> Tensor:
+        """Rows noisier than most are scaled down until their noise is like the others': scale does not move a span."""
+        return torch.tensor([min(1.0, self.typical / n) for n in self.noises], dtype=torch.float64)
+
+    def decide(self, min_tail: int = TAIL) -> tuple[RankDecision, Tensor, Tensor]:
+        """In noise, a direction that one row alone shows while a dozen others show nothing is that row's error (a fold
         between the points of a difference): such a row is left out.
         """
-        weights = torch.tensor([min(1.0, self.typical / n) for n in self.noises], dtype=torch.float64)
+        weights = self.weights()
         group = torch.tensor(self.groups, dtype=torch.int64)
         for point in self.errors:
             weights[group == point] = 0.0
@@ -83,7 +121,7 @@ class Seen:
         while True:
             L, s, V = singular(self.U * weights[:, None])
             D = decide_rank(s, floor=self.floor, min_tail=min_tail, min_gap=self.min_gap)
-            if D.rank == 0 or D.tail < TAIL or D.gap >= CLIFF or self.outliers >= len(weights) // 10:
+            if self.rough or D.rank == 0 or D.tail < TAIL or D.gap >= CLIFF or self.outliers >= len(weights) // 10:
                 return D, s, V
             culprit = self.culprit(L[:, :D.rank - 1], L[:, D.rank - 1], group)
             if culprit is None or culprit in self.trusted:

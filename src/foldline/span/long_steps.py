@@ -1,0 +1,254 @@
+"""Gradients from answers with few digits: short steps where the target bends, long ones where it does not.
+
+A difference over a step s has an error of (rounding of an answer) / s, and of what the target bends within s. A first
+layer whose singular values fall through four decades folds at steps along its strong directions, so steps short enough
+for them leave no digits for the weak ones. But a move that is orthogonal to the strong directions meets only what weak
+ones fold. So, with Q the directions that the points before have shown well:
+
+across Q   one move per row of a random orthonormal basis (a cosine transform with random signs), projected off Q, as
+           long as second differences allow. The signs make the error of the bends white: it has no direction of its
+           own. What is read off is P g, P = I - Q'Q, and an error in Q does no harm: P g is right whatever Q is.
+along Q    one short move per row of Q. Their larger errors lie in Q, so only what of Q is outside the span
+           counts, which is known to be small (`leaks`).
+
+The step need not stay on one piece: it is chosen where rounding and bends cost the same. How good the row is says a
+check that covers every move: sums of sqrt(d) moves at a third of the step. Where few sums are off (a fold met early),
+their moves are asked again at a fifth of the step; what is left is the row's noise. As Q grows the steps do, from 0.03
+to 10 times the typical input on trained victims, and the rows become nearly as good as float32 gradients.
+Cost: d + sqrt(d) + 55 rows and one per row of Q; wide inputs (d > 900) also try a few points and take the best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy.fft
+import torch
+from torch import Tensor
+
+from foldline.oracles.protocols import ValueOracle
+from foldline.span.differences import LADDER, Differences, Jacobian
+
+ACROSS = tuple(10 ** (2 - i / 2) for i in range(13))        # steps of the ladder, times the point's typical size
+ALONG = tuple(10 ** (-i / 2) for i in range(9))
+CLEAN = 0.01                # directions of which less is noise need no good coefficients
+LONGEST = 30.0              # longer steps than this are looked at, not taken: the rounding grows with the point
+SMALL = 4                   # the shortest rungs: what they show is rounding
+WELL = 10.0                 # directions this far above the noise are shown well
+CHECK, AGAIN = 1 / 3, 1 / 5     # of the step
+MEND_AT_MOST = 1 / 16       # of the moves
+TRIED = 0.03                # share of the rows that may go into trying other points
+RECENT = 15                 # points whose rounding is pooled
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Second differences around x, and what they say about the step."""
+
+    x: Tensor               # (d,)
+    size: float
+    y: Tensor               # (k',) the answer at x
+    live: Tensor            # (k',)
+    rounding: Tensor        # (k',) standard error of one answer
+    step: float
+    noise: Tensor           # (k',) expected error of one slope at that step
+    slope: Tensor           # (k',) typical slope of the moves
+    signature: float
+    dead: bool
+
+
+class LongSteps(Differences):
+    """`known` is told by the search before each point; without it, or with exact answers, these are Differences."""
+
+    known: Tensor | None = None             # (r, d) orthonormal
+    leaks: Tensor | None = None             # (r,) how much of each row of it lies outside the span
+    tried: Ladder | None = None             # of the point that was chosen last
+
+    def __init__(self, f: ValueOracle, *, rng: torch.Generator) -> None:
+        super().__init__(f, rng=rng)
+        self.units_off: list[float] = []    # mean square rounding of each point, over its unit's square
+
+    @property
+    def rough(self) -> bool:
+        """Float32 answers, and room for long moves: a box stops them, and probabilities saturate on them.
+
+        Not for answers rounded to a decimal, whose last digit hides whole folds: at four digits short steps do better.
+        """
+        return self.f.box is None and self.link == "identity" and self.eps > 1e-12 and self.quantum == 0
+
+    def candidates(self) -> int:
+        """Points to choose from, this one included."""
+        ready = self.rough and self.known is not None and len(self.known) > 0
+        return 1 + min(3, int(TRIED * self.f.dim / (2 * len(ACROSS) + 1))) if ready else 1
+
+    def best_of(self, points: Tensor) -> int:
+        """Which of points (c, d) shows most outside Q, for its noise."""
+        found = [self.ladder(x) for x in points]
+        worth = [0.0 if a.dead or not len(a.live) else float((a.slope / a.noise).max()) for a in found]
+        best = max(range(len(worth)), key=worth.__getitem__)
+        self.tried = found[best]
+        return best
+
+    def at(self, x: Tensor) -> Jacobian:
+        if self.link is None and self.eps > 1e-12 and self.f.box is None:
+            self.look_around(x)
+        if not self.rough:
+            return super().at(x)
+        d = self.f.dim
+        if self.known is None or self.leaks is None:
+            self.known, self.leaks = x.new_zeros(0, d), x.new_zeros(0)
+        x = self.f.snap(x[None])[0]
+        here = self.tried if self.tried is not None and bool((self.tried.x == x).all()) else self.ladder(x)
+        self.tried = None
+        none = Jacobian(x.new_zeros(len(here.live), d), here.y, torch.zeros_like(here.y), here.live, 0.0, False, True,
+                        here.signature)
+        if here.dead or len(here.live) == 0:
+            return none
+        inside, error = self.along(here)                                            # (k', d), (k',)
+        g, noise = self.across(here, inside)                                        # (k', d), (k',)
+        length = g.norm(dim=1).clamp_min(1e-300)
+        white = d ** 0.5 * noise
+        return replace(none, rows=g, noise=(white.square() + error.square()).sqrt() / length, least=white / length,
+                       step=here.step)
+
+    # Steps
+
+    def look_around(self, x: Tensor) -> None:
+        """What the outputs are: 15 rows around x."""
+        x = self.f.snap(x[None])[0]
+        steps = max(float(x.square().mean().sqrt()), 1e-3) * torch.tensor(LADDER, dtype=torch.float64)  # (L,)
+        moves = steps[:, None] * self.units(len(LADDER))                            # (L, d)
+        raw = self.f(torch.cat([x[None], x + moves, x - moves])).double()
+        self.learn_digits(raw)
+        self.link = self.choose_link(raw)
+
+    def ladder(self, x: Tensor) -> Ladder:
+        """x (d,), on each rung a move of its own off Q, both ways."""
+        f, L = self.f, len(ACROSS)
+        x = f.snap(x[None])[0]
+        size = max(float(x.square().mean().sqrt()), 1e-3)
+        steps = size * torch.tensor(ACROSS, dtype=torch.float64)                    # (L,)
+        moves = steps[:, None] * unit(self.off(self.units(L)))                      # (L, d)
+        raw = f(torch.cat([x[None], x + moves, x - moves])).double()                # (1 + 2L, k)
+        self.learn_digits(raw)
+        self.size = size
+        signature = float(raw[0].argmax()) if raw.shape[1] > 1 else float(raw[0, 0])
+        self.scale = torch.maximum(self.scale, raw[1 + L // 2:1 + L].abs().amax(0) / max(size, 1.0))
+        y, live, unit_ = self.behind_link(raw)                                      # (1 + 2L, k'), (k',), (k',)
+        if len(live) == 0 or bool((y == y[0]).all()):
+            return Ladder(x, size, y[0], live, unit_, 0.0, unit_, 0 * unit_, signature, True)
+        bend = (y[1:L + 1] + y[L + 1:] - 2 * y[0]).abs()                            # (L, k')
+        rounding = self.rounding(bend[-SMALL:], y[0], self.behind_link(raw[[0, *range(-SMALL, 0)]], live)[2])
+        i, noise = best_step(bend, steps, rounding, LONGEST * size)
+        slope = ((y[1:L + 1] - y[L + 1:]) / (2 * steps[:, None]))[i:i + 3].square().mean(0).sqrt()
+        return Ladder(x, size, y[0], live, rounding, float(steps[i]), noise, slope, signature, False)
+
+    def rounding(self, bend: Tensor, y: Tensor, unit: Tensor) -> Tensor:
+        """(k',) standard error of one answer: bend (SMALL, k') at the shortest steps, answers y (k') and their units.
+
+        Of rounding alone, second differences have 6 times its variance. Four of them say little, but the error inside
+        a network goes with the size of what it adds up, so the points before count too.
+        """
+        own = bend.square().median(0).values / (6 * 0.455)      # a square's median is 0.455 of its mean
+        self.units_off.append(float((bend.square().mean(0) / 6 / unit.square()).median()))
+        recent = sorted(self.units_off[-RECENT:])
+        pooled = recent[len(recent) // 2] * unit.square()
+        least = 0.29 * self.eps * y.abs()                                           # half a last digit
+        return torch.stack([own / 4, pooled, least.square()]).amax(0).sqrt().clamp_min(1e-300)
+
+    # Along Q, and across it
+
+    def along(self, here: Ladder) -> tuple[Tensor, Tensor]:
+        """The part of the gradients within Q (k', d), and the length of its error outside the span (k',).
+
+        Weak directions fold later, and more of them is noise: they have steps of their own.
+        """
+        assert self.known is not None and self.leaks is not None
+        inside, error = here.x.new_zeros(len(here.live), self.f.dim), torch.zeros_like(here.y)
+        for tier, rungs in ((self.leaks <= CLEAN, ALONG[::2]), (self.leaks > CLEAN, ALONG)):
+            Q, L = self.known[tier], len(rungs)                                     # (r, d)
+            if len(Q) == 0:
+                continue
+            steps = here.size * torch.tensor(rungs, dtype=torch.float64)
+            u = unit(torch.randn(L, len(Q), generator=self.rng, dtype=torch.float64)) @ Q   # (L, d)
+            moves = steps[:, None] * u
+            y = self.slopes(here.x, torch.cat([moves, -moves]), here.live)[1]       # (2L, k')
+            i, noise = best_step((y[:L] + y[L:] - 2 * here.y).abs(), steps, here.rounding, float(steps[0]))
+            y = self.slopes(here.x, steps[i] * Q, here.live)[1]                     # (r, k')
+            inside = inside + ((y - here.y) / steps[i]).T @ Q
+            error = error + (noise * self.leaks[tier].norm()).square()
+        return inside, error.sqrt()
+
+    def across(self, here: Ladder, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """The whole gradients (k', d), and the error of one slope across Q (k',)."""
+        d, s, x = self.f.dim, here.step, here.x
+        signs = torch.randint(2, (d,), generator=self.rng).double() * 2 - 1
+        slopes = torch.cat([self.asked(here, rows, signs, s, inside)
+                            for rows in torch.arange(d).split(CHUNK)])              # (d, k')
+        g = inside + self.off(turned_back(slopes, signs))
+        # Every move is in one sum of `width`, which is a unit move too: (length of its error)^2 width / d is the mean
+        # square error of the slopes in it.
+        width = max(2, round(d ** 0.5))
+        member = torch.empty(d, dtype=torch.int64)
+        member[torch.randperm(d, generator=self.rng)] = torch.arange(d) // width    # (d,) which sum each belongs to
+        count = torch.bincount(member).double()                                     # (n,)
+        sums = torch.zeros(len(count), d, dtype=torch.float64)
+        sums[member, torch.arange(d)] = 1 / count[member].sqrt()
+        moves = CHECK * s * self.off(turned(sums, signs))                           # (n, d)
+        moved, y = self.slopes(x, moves, here.live)
+        error = ((y - here.y - moved @ g.T) / (CHECK * s)).square()                 # (n, k')
+        own = 2 * here.rounding.square() / (CHECK * s) ** 2                         # (k',) of the check itself
+        bad = (error > 16 * own).any(1)                                             # (n,)
+        again = torch.nonzero(bad[member])[:, 0]
+        if 0 < len(again) <= max(width, int(MEND_AT_MOST * d)):
+            slopes[again] = self.asked(here, again, signs, AGAIN * s, inside)
+            g = inside + self.off(turned_back(slopes, signs))
+            error[bad] = own + 2 * here.rounding.square() / (AGAIN * s) ** 2
+        bends = ((count[:, None] * error).sum(0) / d - own).clamp_min(0)            # (k',)
+        return g, (bends + 2 * here.rounding.square() / s ** 2).sqrt()
+
+    def asked(self, here: Ladder, rows: Tensor, signs: Tensor, step: float, inside: Tensor) -> Tensor:
+        """Slopes (m, k') along rows (m,) of the random basis, each projected off Q."""
+        d = self.f.dim
+        moves = step * self.off(turned(torch.eye(d, dtype=torch.float64)[rows], signs))     # (m, d)
+        moved, y = self.slopes(here.x, moves, here.live)
+        # Inputs are rounded too: what that adds along Q, where the target is steep, is known well enough to subtract.
+        slopes: Tensor = (y - here.y - (moved - moves) @ inside.T) / step
+        return slopes
+
+    def off(self, rows: Tensor) -> Tensor:
+        """Rows (m, d) less their part in Q."""
+        if self.known is None or len(self.known) == 0:
+            return rows
+        return rows - (rows @ self.known.T) @ self.known
+
+
+def best_step(bend: Tensor, steps: Tensor, rounding: Tensor, longest: float) -> tuple[int, Tensor]:
+    """Where the error of a slope is least, and that error (k',). bend (L, k') second differences, steps descending.
+
+    Folds at random places bend a line of length s by about s^(3/2). A single move may meet none of them by luck: each
+    rung is judged with the two longer ones beside it. The bend of one side is half of the square.
+    """
+    rate = (bend.square() - 6 * rounding.square()).clamp_min(0) / steps[:, None] ** 3         # (L, k')
+    near = torch.stack([rate[max(0, i - 2):i + 1].mean(0) for i in range(len(steps))])          # (L, k')
+    error = near * steps[:, None] / 2 + 2 * rounding.square() / steps[:, None] ** 2            # (L, k')
+    total = (error / rounding.square()).log().sum(1)                                            # (L,)
+    i = int(torch.where(steps <= longest * 1.001, total, torch.full_like(total, torch.inf)).argmin())
+    return i, error[i].sqrt()
+
+
+def turned(rows: Tensor, signs: Tensor) -> Tensor:
+    """Rows (m, d) in the random basis: a cosine transform, then a sign for each input."""
+    return torch.from_numpy(np.asarray(scipy.fft.dct(rows.numpy(), axis=1, norm="ortho"))) * signs
+
+
+def turned_back(slopes: Tensor, signs: Tensor) -> Tensor:
+    """(k', d) from slopes (d, k') along the rows of the random basis."""
+    return turned(slopes.T.contiguous(), signs)
+
+
+def unit(rows: Tensor) -> Tensor:
+    lengths: Tensor = rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return rows / lengths
