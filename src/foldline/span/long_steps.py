@@ -33,6 +33,7 @@ from foldline.span.differences import LADDER, Differences, Jacobian
 ACROSS = tuple(10 ** (2 - i / 2) for i in range(13))        # steps of the ladder, times the point's typical size
 ALONG = tuple(10 ** (-i / 2) for i in range(9))
 CLEAN = 0.01                # directions of which less is noise need no good coefficients
+FAR = (10.0, -10.0, 100.0, -100.0)                          # times the first point
 LONGEST = 30.0              # longer steps than this are looked at, not taken: the rounding grows with the point
 SMALL = 4                   # the shortest rungs: what they show is rounding
 WELL = 10.0                 # directions this far above the noise are shown well
@@ -116,13 +117,15 @@ class LongSteps(Differences):
     # Steps
 
     def look_around(self, x: Tensor) -> None:
-        """What the outputs are: 15 rows around x."""
+        """What the outputs are: 15 rows around x, and four far out, where a probability still is one."""
         x = self.f.snap(x[None])[0]
         steps = max(float(x.square().mean().sqrt()), 1e-3) * torch.tensor(LADDER, dtype=torch.float64)  # (L,)
         moves = steps[:, None] * self.units(len(LADDER))                            # (L, d)
-        raw = self.f(torch.cat([x[None], x + moves, x - moves])).double()
+        far = torch.tensor(FAR, dtype=torch.float64)[:, None] * x                   # (4, d)
+        raw = self.f(torch.cat([x[None], x + moves, x - moves, far])).double()
+        raw, out = raw[:-len(FAR)], raw[-len(FAR):]
         self.learn_digits(raw)
-        self.link = self.choose_link(raw)
+        self.link = self.choose_link(raw) if bool(((out >= 0) & (out <= 1)).all()) else "identity"
 
     def ladder(self, x: Tensor) -> Ladder:
         """x (d,), on each rung a move of its own off Q, both ways."""
