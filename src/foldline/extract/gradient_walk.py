@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foldline.extract.gradient_lines import Gap, Segment, gaps_between
-from foldline.extract.hidden_pairs import Disagreement, enough_tests, spanned, switched
+from foldline.extract.hidden_pairs import Disagreement, blame_of, named_by
 from foldline.extract.line_pieces import middle
 from foldline.extract.noise import NoiseFloor
 from foldline.extract.regions import Region
@@ -63,13 +63,14 @@ class Asked:
 
 class Walk:
     def __init__(self, g: GradientOracle, streams: Streams, probes: int, most: int, progress: Progress,
-                 start: int, *, far: float = FAR, loose: float = 1.0) -> None:
-        self.far = far
-        # In a box a unit may cut off a corner that few points see: look harder.
-        self.probes = probes if g.box is None else max(probes, 32)
+                 start: int, *, far: float = FAR, loose: float = 1.0, eps: float = 0.0) -> None:
+        """eps: of the target's arithmetic, where an earlier walk saw it"""
+        self.far, self.loose = far, loose
+        # In a box a unit may cut off a corner that few points see, and a short path may miss a unit: look harder.
+        self.probes = probes if g.box is None and far >= FAR else max(probes, 32)
         self.oracle, self.streams, self.most, self.progress = g, streams, most, progress
         self.ask = Asked(g, self.saw)
-        self.eps = loose * float(torch.finfo(g.dtype).eps)
+        self.eps = loose * max(eps, float(torch.finfo(g.dtype).eps))
         self.region = Region(g.dim, g.box)
         self.start_rows = start
         d = g.dim
@@ -243,16 +244,8 @@ class Walk:
     def named(self, gaps: list[Gap], maybe: list[Gap], u: Units, x: Tensor, R: Tensor) -> tuple[list[Gap], int]:
         """(those of `maybe` that tests x (n, d), which disagree by R, name; how many more such tests could do so)"""
         found = Disagreement.of(R, self.tolerance * max(1.0, len(gaps)**0.5 / 4))
-        which, more = spanned(found, u.W), 0
-        if not bool(which.any()) and found.saturated:
-            apart = u.W / u.W.norm(dim=1, keepdim=True).clamp_min(1e-300)
-            if found.rank < int(torch.linalg.matrix_rank(apart @ apart.T, hermitian=True, rtol=1e-9)):
-                more = max(0, enough_tests(found.rank, len(gaps)) - len(x))
-                if more == 0:
-                    which = switched(found, u.z(x) > 0)
-        # Not dearer than a test point for each hidden fold.
-        return ([b for b, hides in zip(gaps, which.tolist(), strict=True) if hides and b in maybe],
-                more if more <= found.rank else 0)
+        which, more = named_by(found, u.W, u.z(x) > 0)
+        return [b for b, hides in zip(gaps, which.tolist(), strict=True) if hides and b in maybe], more
 
     def test_near(self, gaps: list[Gap]) -> tuple[Tensor, Tensor, Tensor]:
         n = max(1, len(gaps) // 64)
@@ -265,19 +258,8 @@ class Walk:
         return x, y, g
 
     def blamed(self, gaps: list[Gap], maybe: list[Gap], V: Tensor, R: Tensor, cut: float = 0.3) -> list[Gap]:
-        """Those of `maybe` whose rows explain R at least `cut` times as well as the best, best first.
-
-        A gap that hides two folds, D = v + v', leaves v or -v' in R: about half of D, up to its sign. What the other
-        hidden folds leave is noise to it, of the size of R outside the span of all rows. So each coefficient counts
-        in units of its own standard error: without that, the smallest rows, which scatter most, take all the blame.
-        """
-        m, d = V.shape
-        U = V / V.norm(dim=1, keepdim=True).clamp_min(1e-300)
-        inverse = torch.linalg.inv(U @ U.T + 1e-9 * torch.eye(m, dtype=V.dtype))
-        C = inverse @ (U @ R.T)                                      # (m, bad)
-        rest = (R - C.T @ U).square().sum(1) / max(d - m, 1)         # (bad,) variance per dimension
-        floor = 1e-12 * R.square().sum(1) / d
-        blame = (C.square() / (inverse.diagonal()[:, None] * (rest + floor))).sum(1)         # (m,)
+        """Those of `maybe` whose rows explain R at least `cut` times as well as the best, best first."""
+        blame = blame_of(V, R)
         where = {id(b): i for i, b in enumerate(gaps)}
         scored = [(float(blame[where[id(b)]]), b) for b in maybe]
         scored.sort(key=lambda pair: -pair[0])

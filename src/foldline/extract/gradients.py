@@ -25,7 +25,7 @@ from torch import Tensor
 from foldline.errors import BudgetExhausted
 from foldline.extract.gradient_lines import gaps_between, unconfirmed
 from foldline.extract.gradient_walk import FIRST_TESTS, Walk, joined
-from foldline.extract.links import LOOSE, NEAR, Unlinked, linked
+from foldline.extract.links import LOOSE, NEAR, SATURATED, Unlinked, linked
 from foldline.extract.noise import floor_of_gradients
 from foldline.extract.pinch import BESIDE, pinch_points
 from foldline.extract.result import Extraction, assumptions_of
@@ -57,16 +57,19 @@ def extract_from_gradients(g: GradientOracle, *, rng: torch.Generator,
     if method != "crossing":
         raise ValueError(f"method is 'crossing' or 'bisection', not {method!r}.")
     streams, start = Streams(rng), g.used
-    found = None
+    found = run = None
     if link != "sigmoid":
         run = Run(g, streams, probes, max_queries or 20_000, progress, start)
         found = run.result()
         y = run.ask.all()[1] if run.ask.y else torch.zeros(1)
-        if link == "identity" or found.status.code != "not_piecewise_linear" or not bool(((y > 0) & (y < 1)).all()):
+        sure = found.status.code not in ("not_piecewise_linear", "not_one_hidden_layer")
+        if link == "identity" or sure or not bool(((y > 0) & (y < 1)).all()):
             return found
+    eps = max(run.eps if run is not None else 0.0, float(torch.finfo(g.dtype).eps))
     logits = g.wrap(lambda s: Unlinked.over(s, "sigmoid"))
     assert isinstance(logits, GradientOracle)
-    inverted = Run(logits, streams, probes, max_queries or 20_000, progress, start, far=NEAR, loose=LOOSE).result()
+    inverted = Run(logits, streams, probes, max_queries or 20_000, progress, start, far=NEAR,
+                   loose=LOOSE if eps < COARSE else SATURATED, eps=eps).result()
     if found is not None and not inverted.status.ok:
         advice = ("Behind a softmax the gradient of one output does not separate the classes: take values "
                   "(extract_from_values), or, without hidden units, one gradient of each output (recover_affine).")
@@ -78,6 +81,10 @@ def extract_from_gradients(g: GradientOracle, *, rng: torch.Generator,
                  "made the certificate.")
     status = Status(inverted.status.code, inverted.status.message, (*inverted.status.notes, note))
     return replace(inverted, status=status, network=linked(inverted.network, "sigmoid"))
+
+
+COARSE = 1e-10              # eps of a target whose curvature short steps do not show
+STRETCHES = (1e-3, 1e-2, 5e-2, 0.2)                          # relative to |x|
 
 
 class Run(Walk):
@@ -109,7 +116,9 @@ class Run(Walk):
             a, b = self.region.chord(rng=rng)
             x0, u = a, b - a
         near = unit_rows(1, d, rng=rng)[0] if box is None else u / u.norm()
-        self.floor, x, y, g = floor_of_gradients(self.oracle, self.oracle.snap(x0), near)
+        self.floor, eps, x, y, g = floor_of_gradients(self.oracle, self.oracle.snap(x0), near,
+                                                      eps=self.eps / self.loose)
+        self.eps = self.loose * eps
         self.ask.keep(x, y, g)
         if not self.floor.straight:
             self.affine_at(x[0], y[0], g[0])
@@ -117,11 +126,28 @@ class Run(Walk):
                           "piecewise linear (a smooth activation, or a link that must be inverted first). What is "
                           "returned is its linearisation at one point.")
         self.affine_at(x[0], y[0], g[0])
+        between = bool(((y > 0) & (y < 1)).all())
+        if self.eps > COARSE and self.loose == 1.0 and between and self.linked(x0, near, y[0], g[0]):
+            return Status("not_piecewise_linear", "The gradient bends as that of a sigmoid does, which must be "
+                          "inverted first. What is returned is its linearisation at one point.")
         segments = self.path(x0, u, y[0], g[0])
         self.tests = self.more_tests(FIRST_TESTS)
         self.on_path = [gap for s in segments for gap in s]
         self.walk()
         return self.finish()
+
+    def linked(self, x0: Tensor, v: Tensor, p: Tensor, g: Tensor) -> bool:
+        """Whether the logit's gradient keeps where that of p, at x0 and farther along v, changes: of short steps only
+        float64 shows it."""
+        steps = max(float(x0.norm()), 1.0) * torch.tensor(STRETCHES, dtype=torch.float64)
+        at = self.oracle.snap(x0 + torch.cat([steps, -steps])[:, None] * v)
+        q, gq = self.ask(at if self.oracle.box is None else self.region.clamp(at))
+        plain = (gq - g).norm(dim=1) / g.norm().clamp_min(1e-300)
+        logit = g / (p * (1 - p))
+        inverted = (gq / (q * (1 - q))[:, None] - logit).norm(dim=1) / logit.norm().clamp_min(1e-300)
+        inside = (q > 0) & (q < 1)
+        bends = inside & (plain > 8 * (inverted + 64 * self.eps))
+        return bool(bends.any()) and not bool((inside & (inverted > 8 * (plain + 64 * self.eps))).any())
 
     def finish(self) -> Status:
         """Fresh probes; while they disagree, look for the missing units on segments towards them."""

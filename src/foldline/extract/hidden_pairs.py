@@ -87,3 +87,34 @@ def enough_tests(rank: int, gaps: int) -> int:
     while float(bdtrc(n - rank - 1, n - 1, 0.5)) * gaps > max(0.5, FALSE * rank):
         n += 1
     return n
+
+
+def named_by(found: Disagreement, V: Tensor, active: Tensor) -> tuple[Tensor, int]:
+    """((m,) bool: which of the gaps, with jumps V (m, d) and active (n, m) at the test points, hide a fold; how many
+    more test points that disagree could name some: 0 where those would be dearer than one for each hidden fold)"""
+    which, more = spanned(found, V), 0
+    if not bool(which.any()) and found.saturated:
+        apart = V / V.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        # Hidden folds with dependent rows would not show as the rank.
+        if found.rank < int(torch.linalg.matrix_rank(apart @ apart.T, hermitian=True, rtol=1e-9)):
+            more = max(0, enough_tests(found.rank, len(V)) - len(active))
+            if more == 0:
+                which = switched(found, active)
+    return which, more if more <= found.rank else 0
+
+
+def blame_of(V: Tensor, R: Tensor) -> Tensor:
+    """(m,): how much of the disagreements R (n, d) each jump of V (m, d) explains, where chance gives n.
+
+    A gap that hides two folds, D = v + v', leaves v or -v' in R: about half of D, up to its sign. What the other
+    hidden folds leave is noise to it, of the size of R outside the span of all rows. So each coefficient counts in
+    units of its own standard error: without that, the smallest rows, which scatter most, take all the blame.
+    """
+    m, d = V.shape
+    U = V / V.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    inverse = torch.linalg.inv(U @ U.T + 1e-9 * torch.eye(m, dtype=V.dtype))
+    C = inverse @ (U @ R.T)                                          # (m, n)
+    rest = (R - C.T @ U).square().sum(1) / max(d - m, 1)             # (n,) variance per dimension
+    floor = 1e-12 * R.square().sum(1) / d
+    blame: Tensor = (C.square() / (inverse.diagonal()[:, None] * (rest + floor))).sum(1)
+    return blame

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foldline.extract.noise import decimals_of
+from foldline.extract.noise import decimals_of, precision_of
 from foldline.networks.one_hidden import Link, Network
 from foldline.oracles.protocols import Box, Kind, Source, ValueOracle
 
@@ -25,6 +25,7 @@ TINY = 1e-300
 LENGTHS = (1e-3, 3e-2, 0.3, 1.0)        # of the stretches that tell a link from none, relative to |x|
 NEAR = 4.0                  # how far out a line may go: a saturated probability says nothing about its logit
 LOOSE = 1e4                 # 1 / (p (1 - p)) at the far end of what is still used
+SATURATED = 4.0             # and where float32 leaves too few digits for that
 
 
 @dataclass(eq=False)
@@ -92,7 +93,7 @@ def link_by_bending(f: ValueOracle, x0: Tensor, directions: Tensor) -> Link | No
     if not bool(((p >= 0) & (p <= 1)).all()):
         return "identity"
     r = decimals_of(p)
-    floor = 8 * float(torch.finfo(f.dtype).eps) if r is None else 0.5 * 10.0**-r
+    floor = 8 * precision_of(p, f.dtype) if r is None else 0.5 * 10.0**-r
     votes = 0
     for y in p:
         if not bool(((y > 0) & (y < 1)).all()):                      # rounded to 0 or 1

@@ -62,6 +62,13 @@ def decimals_of(y: Tensor, most: int = 11) -> int | None:
     return None
 
 
+def precision_of(y: Tensor, dtype: torch.dtype) -> float:
+    """eps of what computed the answers: a source of float64 may hand on numbers of float32."""
+    y = y.double().reshape(-1)
+    single = len(y.unique()) >= 3 and bool((y.float().double() == y).all())
+    return float(torch.finfo(torch.float32 if single and decimals_of(y) is None else dtype).eps)
+
+
 def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, seen: Tensor | None = None,
                     delta: float = 1e-5) -> NoiseFloor:
     """5 rows: x0 asked twice, and three steps along the unit vector v. A bend may be a fold by chance: 5 more on the
@@ -82,7 +89,7 @@ def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, seen: Tensor | Non
         fit = torch.cat([torch.ones_like(s), s / step], 1)
         left = y[:4] - fit @ torch.linalg.lstsq(fit, y[:4]).solution
         bend = float(left.abs().max())
-        arithmetic = 16 * eps * size
+        arithmetic = 16 * max(eps, precision_of(y if seen is None else seen, f.dtype)) * size
         size = differ if differ > 4 * arithmetic else size
         if repeat > arithmetic:
             return NoiseFloor(SAFETY * max(repeat, bend), 0.0, radius, "noisy", None, True, size)
@@ -97,26 +104,29 @@ def floor_of_values(f: ValueOracle, x0: Tensor, v: Tensor, *, seen: Tensor | Non
 
 
 def floor_of_gradients(g: GradientOracle, x0: Tensor, v: Tensor, *,
-                       delta: float = 1e-6) -> tuple[NoiseFloor, Tensor, Tensor, Tensor]:
-    """(floor, x (n, d), y (n,), gradient (n, d)): x0 and a near neighbour, which must have the same gradient.
+                       delta: float = 1e-6,
+                       eps: float = 0.0) -> tuple[NoiseFloor, float, Tensor, Tensor, Tensor]:
+    """(floor, eps, x (n, d), y (n,), gradient (n, d)): x0 and a near neighbour, which must have the same gradient.
 
-    2 rows; where the two differ, 3 more say whether that is noise, a fold by chance, or curvature.
+    eps: of what computed the answers, at least as given. 2 rows; where the two differ, 3 more say whether that is
+    noise, a fold by chance, or curvature.
     """
     radius = max(float(x0.norm()), 1.0)
-    eps = float(torch.finfo(g.dtype).eps)
+    eps = max(eps, float(torch.finfo(g.dtype).eps))
     step = radius * max(delta, 64 * eps)
     x = g.snap(torch.stack([x0, x0 + step * v]))
     y, grad = (t.double() for t in g(x))
+    eps = max(eps, precision_of(torch.cat([y, grad.reshape(-1)]), g.dtype))
     size = max(float(grad.norm(dim=1).max()), 1e-300)
     arithmetic = 64 * eps * size
     value = max(16 * eps * max(float(y.abs().max()), size * radius), 1e-300)
     r = decimals_of(torch.cat([y, grad.reshape(-1)]))             # weights may be round numbers, values are not
     if r is not None and 10.0**-r * len(x0)**0.5 > arithmetic:
         rounded = 0.51 * 10.0**-r
-        return NoiseFloor(rounded, 2 * rounded * len(x0)**0.5, radius, "rounded", r, True), x, y, grad
+        return NoiseFloor(rounded, 2 * rounded * len(x0)**0.5, radius, "rounded", r, True), eps, x, y, grad
     change = float((grad[1] - grad[0]).norm())
     if change <= arithmetic:
-        return NoiseFloor(value, arithmetic, radius, "arithmetic", None, True), x, y, grad
+        return NoiseFloor(value, arithmetic, radius, "arithmetic", None, True), eps, x, y, grad
     more = g.snap(torch.stack([x0, x0 - step * v, x0 - 2 * step * v]))
     y2, grad2 = (t.double() for t in g(more))
     x, y, grad = torch.cat([x, more]), torch.cat([y, y2]), torch.cat([grad, grad2])
@@ -124,6 +134,6 @@ def floor_of_gradients(g: GradientOracle, x0: Tensor, v: Tensor, *,
     if repeat > arithmetic:
         scatter = max(change, repeat, float((grad[3] - grad[4]).norm()))
         off = max(abs(float(y[2] - y[0])), value)
-        return NoiseFloor(2 * off, 2 * scatter, radius, "noisy", None, True), x, y, grad
+        return NoiseFloor(2 * off, 2 * scatter, radius, "noisy", None, True), eps, x, y, grad
     straight = float((grad[3] - grad[4]).norm()) <= arithmetic
-    return NoiseFloor(value, arithmetic, radius, "arithmetic", None, straight), x, y, grad
+    return NoiseFloor(value, arithmetic, radius, "arithmetic", None, straight), eps, x, y, grad

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foldline.extract.noise import NoiseFloor, decimals_of
+from foldline.extract.noise import NoiseFloor, decimals_of, precision_of
 from foldline.networks.one_hidden import Link
 from foldline.oracles.protocols import ValueOracle
 
@@ -24,7 +24,7 @@ REPEATS = 6                 # of one question, where its answers differ
 UNKNOWN = math.inf          # the standard deviation of a logit whose probability keeps no digit
 KEPT = 0.2                  # relative error of a probability up to which its logarithm is taken for linear
 SINGLE = 6e-8               # what float32 leaves of a probability
-DOUBLE = 2.2e-16            # and float64
+DOUBLE = 1e-15              # and float64, with what the logit's own sums leave
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def spread_of_probabilities(f: ValueOracle, link: Literal["sigmoid", "softmax"],
     r = decimals_of(p)
     if r is not None:
         return Spread(0.29 * 10.0**-r, radius, "rounded", link)
-    return Spread(SINGLE if f.dtype == torch.float32 else DOUBLE, radius, "arithmetic", link)
+    return Spread(SINGLE if precision_of(p, f.dtype) > SINGLE else DOUBLE, radius, "arithmetic", link)
 
 
 def bends_everywhere(f: ValueOracle, spread: Spread, at: Tensor, directions: Tensor) -> bool:
