@@ -51,7 +51,7 @@ def test_rows_say_how_noisy_they_are() -> None:
     for x in found.points[:24]:
         if steps.link is not None:
             seen.rough = True
-            steps.known, steps.leaks = seen.shown_well(10.0)
+            steps.know(*seen.shown_well(10.0))
         J = steps.at(x)
         assert J.least is not None
         seen.add(x, J.rows[0], float(J.values[0]), 0, float(J.noise[0]), float(J.least[0]))
@@ -88,6 +88,15 @@ def test_the_random_basis_is_orthonormal() -> None:
     assert torch.allclose(B @ B.T, torch.eye(7, dtype=torch.float64), atol=1e-12)
     g = torch.randn(2, 7, generator=fl.generator(0), dtype=torch.float64)
     assert torch.allclose(turned_back(B @ g.T, signs), g, atol=1e-12)
+
+
+def test_what_is_known_stays_in_the_moves_as_far_as_it_is_noise() -> None:
+    steps = LongSteps(fl.value_oracle(deep_net([5, 3, 1], 0).float()), rng=fl.generator(0))
+    steps.know(torch.eye(5, dtype=torch.float64)[:3], torch.tensor([1e-4, 0.01, 0.9], dtype=torch.float64))
+    ones = torch.ones(1, 5, dtype=torch.float64)
+    moves = steps.off(ones)
+    assert moves[0].tolist() == pytest.approx([0.0, 0.03, 1.0, 1.0, 1.0])
+    assert steps.whole(moves)[0].tolist() == pytest.approx([0.0, 1.0, 1.0, 1.0, 1.0])
 
 
 def test_noise_is_tightened_by_what_lies_outside_the_span_but_not_below_what_is_certain() -> None:

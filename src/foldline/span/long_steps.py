@@ -2,20 +2,22 @@
 
 A difference over a step s has an error of (rounding of an answer) / s, and of what the target bends within s. A first
 layer whose singular values fall through four decades folds at steps along its strong directions, so steps short enough
-for them leave no digits for the weak ones. But a move that is orthogonal to the strong directions meets only what weak
-ones fold. So, with Q the directions that the points before have shown well:
+for them leave no digits for the weak ones. But a move with little of the strong directions in it meets only what weak
+ones fold. So, with what the points before have shown:
 
-across Q   one move per row of a random orthonormal basis (a cosine transform with random signs), projected off Q, as
-           long as second differences allow. The signs make the error of the bends white: it has no direction of its
-           own. What is read off is P g, P = I - Q'Q, and an error in Q does no harm: P g is right whatever Q is.
-along Q    one short move per row of Q. Their larger errors lie in Q, so only what of Q is outside the span
-           counts, which is known to be small (`leaks`).
+moves      the rows h of a random orthonormal basis (a cosine transform with random signs), each known direction scaled
+           down to a few times the share of it that is noise, and clean ones taken out: D h. As long as second
+           differences allow. The signs make the error of the bends white: it has no direction of its own.
+reading    the slopes are (D h) . g, so D g is known with white errors, and g follows. Along a known direction the error
+           grows by as much as it was scaled down, but it lies in that direction, and only the noise in the direction
+           leads out of the span: together not more than the white error. Wrong directions do no harm.
+clean ones get one short move each. Their coefficients matter little, but rows should be gradients.
 
 The step need not stay on one piece: it is chosen where rounding and bends cost the same. How good the row is says a
 check that covers every move: sums of sqrt(d) moves at a third of the step. Where few sums are off (a fold met early),
-their moves are asked again at a fifth of the step; what is left is the row's noise. As Q grows the steps do, from 0.03
-to 10 times the typical input on trained victims, and the rows become nearly as good as float32 gradients.
-Cost: d + sqrt(d) + 55 rows and one per row of Q; wide inputs (d > 900) also try a few points and take the best.
+their moves are asked again at a fifth of the step; what is left is the row's noise. As more is known the steps grow,
+from 0.03 to 10 times the typical input on trained victims, and the rows become nearly as good as float32 gradients.
+Cost: d + sqrt(d) + 39 rows and one per clean direction; from d = 540 on, 27 for each other point that is tried.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ from foldline.oracles.protocols import ValueOracle
 from foldline.span.differences import LADDER, Differences, Jacobian
 
 ACROSS = tuple(10 ** (2 - i / 2) for i in range(13))        # steps of the ladder, times the point's typical size
-ALONG = tuple(10 ** (-i / 2) for i in range(9))
-CLEAN = 0.01                # directions of which less is noise need no good coefficients
+ALONG = tuple(10.0 ** (1 - i) for i in range(6))
+CLEAN = 3e-3                # directions of which less is noise are taken out of the moves
+KEPT = 3.0                  # of others so much more stays in than is noise
 FAR = (10.0, -10.0, 100.0, -100.0)                          # times the first point
 LONGEST = 30.0              # longer steps than this are looked at, not taken: the rounding grows with the point
 SMALL = 4                   # the shortest rungs: what they show is rounding
-WELL = 10.0                 # directions this far above the noise are shown well
+WELL = 10.0                 # directions this far above the noise are shown well: a rank may rest on them
 CHECK, AGAIN = 1 / 3, 1 / 5     # of the step
 MEND_AT_MOST = 1 / 16       # of the moves
-TRIED = 0.03                # share of the rows that may go into trying other points
+TRIED = 0.05                # share of the rows that may go into trying other points
 RECENT = 15                 # points whose rounding is pooled
 CHUNK = 512
 
@@ -61,15 +64,20 @@ class Ladder:
 
 
 class LongSteps(Differences):
-    """`known` is told by the search before each point; without it, or with exact answers, these are Differences."""
+    """The search tells what is known before each point. With exact answers these are Differences."""
 
-    known: Tensor | None = None             # (r, d) orthonormal
-    leaks: Tensor | None = None             # (r,) how much of each row of it lies outside the span
     tried: Ladder | None = None             # of the point that was chosen last
 
     def __init__(self, f: ValueOracle, *, rng: torch.Generator) -> None:
         super().__init__(f, rng=rng)
+        self.know(torch.zeros(0, f.dim, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
         self.units_off: list[float] = []    # mean square rounding of each point, over its unit's square
+
+    def know(self, directions: Tensor, leaks: Tensor) -> None:
+        """directions (r, d), orthonormal; leaks (r,): how much of each lies outside the span."""
+        self.known, self.leaks = directions, leaks
+        self.clean = leaks <= CLEAN                                                 # (r,) bool
+        self.kept = torch.where(self.clean, 0.0, (KEPT * leaks).clamp_max(1.0))     # (r,) what of it stays in a move
 
     @property
     def rough(self) -> bool:
@@ -81,11 +89,11 @@ class LongSteps(Differences):
 
     def candidates(self) -> int:
         """Points to choose from, this one included."""
-        ready = self.rough and self.known is not None and len(self.known) > 0
-        return 1 + min(3, int(TRIED * self.f.dim / (2 * len(ACROSS) + 1))) if ready else 1
+        ready = self.rough and len(self.known) > 0
+        return 1 + min(5, int(TRIED * self.f.dim / (2 * len(ACROSS) + 1))) if ready else 1
 
     def best_of(self, points: Tensor) -> int:
-        """Which of points (c, d) shows most outside Q, for its noise."""
+        """Which of points (c, d) shows most that is not known, for its noise."""
         found = [self.ladder(x) for x in points]
         worth = [0.0 if a.dead or not len(a.live) else float((a.slope / a.noise).max()) for a in found]
         best = max(range(len(worth)), key=worth.__getitem__)
@@ -98,8 +106,6 @@ class LongSteps(Differences):
         if not self.rough:
             return super().at(x)
         d = self.f.dim
-        if self.known is None or self.leaks is None:
-            self.known, self.leaks = x.new_zeros(0, d), x.new_zeros(0)
         x = self.f.snap(x[None])[0]
         here = self.tried if self.tried is not None and bool((self.tried.x == x).all()) else self.ladder(x)
         self.tried = None
@@ -128,12 +134,12 @@ class LongSteps(Differences):
         self.link = self.choose_link(raw) if bool(((out >= 0) & (out <= 1)).all()) else "identity"
 
     def ladder(self, x: Tensor) -> Ladder:
-        """x (d,), on each rung a move of its own off Q, both ways."""
+        """x (d,), on each rung a move of its own, both ways."""
         f, L = self.f, len(ACROSS)
         x = f.snap(x[None])[0]
         size = max(float(x.square().mean().sqrt()), 1e-3)
         steps = size * torch.tensor(ACROSS, dtype=torch.float64)                    # (L,)
-        moves = steps[:, None] * unit(self.off(self.units(L)))                      # (L, d)
+        moves = steps[:, None] * self.off(self.units(L))                      # (L, d)
         raw = f(torch.cat([x[None], x + moves, x - moves])).double()                # (1 + 2L, k)
         self.learn_digits(raw)
         self.size = size
@@ -161,36 +167,29 @@ class LongSteps(Differences):
         least = 0.29 * self.eps * y.abs()                                           # half a last digit
         return torch.stack([own / 4, pooled, least.square()]).amax(0).sqrt().clamp_min(1e-300)
 
-    # Along Q, and across it
+    # Along clean directions, and across them
 
     def along(self, here: Ladder) -> tuple[Tensor, Tensor]:
-        """The part of the gradients within Q (k', d), and the length of its error outside the span (k',).
-
-        Weak directions fold later, and more of them is noise: they have steps of their own.
-        """
-        assert self.known is not None and self.leaks is not None
+        """The gradients' part along clean directions (k', d), and the length of its error outside the span (k',)."""
+        Q, L = self.known[self.clean], len(ALONG)                                   # (r, d)
         inside, error = here.x.new_zeros(len(here.live), self.f.dim), torch.zeros_like(here.y)
-        for tier, rungs in ((self.leaks <= CLEAN, ALONG[::2]), (self.leaks > CLEAN, ALONG)):
-            Q, L = self.known[tier], len(rungs)                                     # (r, d)
-            if len(Q) == 0:
-                continue
-            steps = here.size * torch.tensor(rungs, dtype=torch.float64)
-            u = unit(torch.randn(L, len(Q), generator=self.rng, dtype=torch.float64)) @ Q   # (L, d)
-            moves = steps[:, None] * u
-            y = self.slopes(here.x, torch.cat([moves, -moves]), here.live)[1]       # (2L, k')
-            i, noise = best_step((y[:L] + y[L:] - 2 * here.y).abs(), steps, here.rounding, float(steps[0]))
-            y = self.slopes(here.x, steps[i] * Q, here.live)[1]                     # (r, k')
-            inside = inside + ((y - here.y) / steps[i]).T @ Q
-            error = error + (noise * self.leaks[tier].norm()).square()
-        return inside, error.sqrt()
+        if len(Q) == 0:
+            return inside, error
+        steps = here.size * torch.tensor(ALONG, dtype=torch.float64)
+        u = unit(torch.randn(L, len(Q), generator=self.rng, dtype=torch.float64)) @ Q       # (L, d)
+        moves = steps[:, None] * u
+        y = self.slopes(here.x, torch.cat([moves, -moves]), here.live)[1]           # (2L, k')
+        i, noise = best_step((y[:L] + y[L:] - 2 * here.y).abs(), steps, here.rounding, float(steps[0]))
+        y = self.slopes(here.x, steps[i] * Q, here.live)[1]                         # (r, k')
+        return ((y - here.y) / steps[i]).T @ Q, noise * self.leaks[self.clean].norm()
 
     def across(self, here: Ladder, inside: Tensor) -> tuple[Tensor, Tensor]:
-        """The whole gradients (k', d), and the error of one slope across Q (k',)."""
+        """The whole gradients (k', d), and the error of one slope (k',)."""
         d, s, x = self.f.dim, here.step, here.x
         signs = torch.randint(2, (d,), generator=self.rng).double() * 2 - 1
         slopes = torch.cat([self.asked(here, rows, signs, s, inside)
                             for rows in torch.arange(d).split(CHUNK)])              # (d, k')
-        g = inside + self.off(turned_back(slopes, signs))
+        g = inside + self.whole(turned_back(slopes, signs))
         # Every move is in one sum of `width`, which is a unit move too: (length of its error)^2 width / d is the mean
         # square error of the slopes in it.
         width = max(2, round(d ** 0.5))
@@ -207,25 +206,30 @@ class LongSteps(Differences):
         again = torch.nonzero(bad[member])[:, 0]
         if 0 < len(again) <= max(width, int(MEND_AT_MOST * d)):
             slopes[again] = self.asked(here, again, signs, AGAIN * s, inside)
-            g = inside + self.off(turned_back(slopes, signs))
+            g = inside + self.whole(turned_back(slopes, signs))
             error[bad] = own + 2 * here.rounding.square() / (AGAIN * s) ** 2
         bends = ((count[:, None] * error).sum(0) / d - own).clamp_min(0)            # (k',)
         return g, (bends + 2 * here.rounding.square() / s ** 2).sqrt()
 
     def asked(self, here: Ladder, rows: Tensor, signs: Tensor, step: float, inside: Tensor) -> Tensor:
-        """Slopes (m, k') along rows (m,) of the random basis, each projected off Q."""
+        """Slopes (m, k') along rows (m,) of the random basis, known directions scaled down in them."""
         d = self.f.dim
         moves = step * self.off(turned(torch.eye(d, dtype=torch.float64)[rows], signs))     # (m, d)
         moved, y = self.slopes(here.x, moves, here.live)
-        # Inputs are rounded too: what that adds along Q, where the target is steep, is known well enough to subtract.
+        # Inputs are rounded too: what that adds along clean directions, where the target is steep, can be subtracted.
         slopes: Tensor = (y - here.y - (moved - moves) @ inside.T) / step
         return slopes
 
     def off(self, rows: Tensor) -> Tensor:
-        """Rows (m, d) less their part in Q."""
-        if self.known is None or len(self.known) == 0:
+        """Rows (m, d), each known direction scaled down."""
+        return rows - ((rows @ self.known.T) * (1 - self.kept)) @ self.known if len(self.known) else rows
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """Rows (m, d) as they were before `off`, without their part along clean directions."""
+        if len(self.known) == 0:
             return rows
-        return rows - (rows @ self.known.T) @ self.known
+        back = torch.where(self.clean, -1.0, 1 / torch.where(self.clean, 1.0, self.kept) - 1)      # (r,)
+        return rows + ((rows @ self.known.T) * back) @ self.known
 
 
 def best_step(bend: Tensor, steps: Tensor, rounding: Tensor, longest: float) -> tuple[int, Tensor]:

@@ -52,6 +52,7 @@ class Search:
         # Several outputs share the rows of one point and are not dead together: points from anywhere differ more.
         self.stream.plain = not self.one_row
         self.asked = 0
+        self.told = 0                       # rows that the differences know of
         self.signature = 0.0                # what the last point answered, to tell saturated points apart
         self.stable = 0                     # probes in a row that could have opened a direction and did not
         self.missed = 0                     # such probes that a new direction followed after all
@@ -159,12 +160,19 @@ class Search:
         """From values with few digits: rows differ in how good they are, and say so."""
         return self.differences is not None and self.differences.rough
 
+    def tell(self) -> None:
+        """Rough differences step by what is known: tell them, once after each point."""
+        if self.differences is not None and self.rough and self.told != len(self.seen.rows):
+            self.seen.rough, self.told = True, len(self.seen.rows)
+            self.differences.know(*self.seen.shown_well(WELL))
+
     def chosen(self) -> Tensor:
         """The next point; where digits are scarce and inputs many, the best of a few."""
         x = self.stream.next()
         n = 1 if self.differences is None or self.stream.dead else self.differences.candidates()
         if self.differences is None or n == 1:
             return x
+        self.tell()
         points = torch.cat([x[None], self.stream.elsewhere(n - 1)])
         best = self.differences.best_of(points)
         self.stream.walking = self.stream.walking and best == 0
@@ -179,9 +187,7 @@ class Search:
             self.signature = value
         else:
             assert self.differences is not None
-            if self.rough:
-                self.seen.rough = True
-                self.differences.known, self.differences.leaks = self.seen.shown_well(WELL)
+            self.tell()
             J = self.differences.at(x)
             assert self.weak is not None
             self.weak.steps[self.seen.group + 1] = J.step, J.outputs

@@ -8,7 +8,9 @@ from torch import Tensor
 from foldline.span.rank import CLIFF, TAIL, RankDecision, decide_rank, singular
 
 BEST = 10               # one row in so many is better than what rough rows are scaled to
-VAGUE = 0.02            # rows that are less certain than this look alike whatever they are: no repeats
+FAINT = 2.5             # singular values below this many units of noise may be noise
+VAGUE = 0.1             # rows that are less certain than this look alike whatever they are: no repeats
+ALIKE = 64.0            # rough rows are less certain within the span than outside, where their noise is measured
 ALONE = 0.9             # share of a direction that one point's rows may have before it is their error
 
 
@@ -52,7 +54,8 @@ class Seen:
             return 0.0, True, False
         noise = max(noise, 4 * self.eps)
         u = row / norm
-        if len(self.U) and noise < VAGUE and float((self.U - u).norm(dim=1).min()) <= 4 * noise:
+        alike = (ALIKE if self.rough else 4) * noise
+        if len(self.U) and alike < VAGUE and float((self.U - u).norm(dim=1).min()) <= alike:
             return 0.0, False, True
         self.useful.append(len(self.rows) - 1)
         if x is not self.grouped:
@@ -84,11 +87,12 @@ class Seen:
         return float(2 * max(self.typical, self.measured) * (1 + (len(self.U) / self.d) ** 0.5))
 
     def shown_well(self, factor: float) -> tuple[Tensor, Tensor]:
-        """Directions (r, d) that stand `factor` above the noise, and how much of each is noise (r,)."""
+        """Directions (r, d) that stand above the noise, and how much of each is noise (r,); Q: those by `factor`."""
         self.tighten()
         _, s, V = singular(self.U * self.weights()[:, None])
         r = int((s > factor * self.typical).sum())
         self.Q, self.width = V[:r], r
+        r = int((s > FAINT * self.typical).sum())
         return V[:r], self.typical / s[:r]
 
     def tighten(self) -> None:
