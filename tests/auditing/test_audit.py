@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import TARGET, network
+from tiny import PROBABILITY, TARGET, network
 
 import foldline as fl
 from foldline.auditing.plan import planned_only
@@ -134,6 +134,13 @@ def test_defences_change_what_is_found(tmp_path: Path) -> None:
     assert rows["labels only"].rank == 5 and rows["labels only"].rows > 1000        # slower, not closed
     assert rows["labels only"].decisions_changed == 0 == rows["no defence"].decisions_changed
     assert found.document.ledger.total == sum(r.rows for r in found.document.ledger.rows if r.stage.startswith("The"))
+
+
+def test_labels_of_a_probability_change_at_the_threshold_of_the_file(tmp_path: Path) -> None:
+    plain, told = (fl.audit(spec(target=PROBABILITY, access=["labels"], methods=["labels"], **more), tmp_path / name)
+                   for name, more in (("at zero", {}), ("at a half", {"threshold": 0.5})))
+    ranks = [next(f.numbers["rank"] for f in a.findings if f.id == "label-span") for a in (plain, told)]
+    assert ranks == [0, 5]                                              # above zero there is one class and no boundary
 
 
 def test_a_finished_student_is_not_taught_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,3 +16,11 @@ def network() -> nn.Sequential:
 
 
 TARGET = f"torch:{__file__}:network"
+
+
+def probability() -> nn.Sequential:
+    """The same behind a sigmoid: its labels change at 0.5."""
+    return nn.Sequential(*network(), nn.Sigmoid())
+
+
+PROBABILITY = f"torch:{__file__}:probability"

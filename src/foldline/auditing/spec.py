@@ -108,6 +108,7 @@ class AuditFile(Strict):
     name: str = Field(default="audit", min_length=1, max_length=200)
     target: str = Field(min_length=1)
     output: Count = 0
+    threshold: float = Field(default=0.0, allow_inf_nan=False, description="label 1 of a single output starts here")
     authorised: str | None = Field(default=None, max_length=1000)
     access: tuple[Access, ...] | None = None
     budget: Budget = Budget()

@@ -63,7 +63,9 @@ def subject_of(audit: AuditFile) -> Subject:
     reference = audit.reference
 
     def opened(kind: Kind) -> Source:
-        return open_target(audit.target, kind, output=audit.output)
+        # Values have no threshold, and an API that decides its labels itself refuses one.
+        threshold = audit.threshold if kind == "labels" else 0.0
+        return open_target(audit.target, kind, output=audit.output, threshold=threshold)
 
     remote = scheme in ("http", "https")
     module = None if remote or scheme in ("onnx", "sklearn") else target_module(audit.target)

@@ -221,7 +221,7 @@ def behind(subject: Subject, defence: Defence, scale: float) -> Subject:
     def opened(kind: Kind) -> Source:
         source: Source = subject.open(kind)
         if defence.box:
-            source = source_of(subject.module, kind, box=subject.known.box) if subject.module is not None else source
+            source = source if subject.module is None else source_of(subject.module, kind, box=subject.known.box)
         steady = Steady(source) if subject.module is not None else source
         if kind == "gradient" and switches.smoothgrad:
             steady = explained(Steady(source), "smoothgrad", 0)
@@ -242,7 +242,7 @@ def answers(session: Session, subject: Subject, x: Tensor, purpose: str) -> Answ
     if "values" in subject.access:
         rows = open_oracle(session, subject, "values", purpose, None)(x).double()                   # (n, k)
         values = rows[:, session.audit.output]
-        decisions = rows.argmax(1) if rows.shape[1] > 1 else (values >= 0).long()
+        decisions = rows.argmax(1) if rows.shape[1] > 1 else (values >= session.audit.threshold).long()
     elif "labels" in subject.access:
         decisions = open_oracle(session, subject, "labels", purpose, None)(x).long()
         values = decisions.double() - 0.5
@@ -277,25 +277,25 @@ def tell(session: Session, defence: Defence, leak: Leak) -> Outcome:
     if leak.extraction is not None:
         row |= {"extraction_rows": leak.extraction.queries,
                 "extraction_error": leak.extraction.certificate.worst if leak.extraction.status.ok else None}
-    row |= honest_numbers(session, leak)
+    row |= honest_numbers(leak)
     method = Method(id=f"defence-{defence.name}", title=defence.title, explains=defence.description, rows=0,
                     status=PlainStatus(ok=True, code="ok", message=leak.remark or "Done."))
     return Outcome(method=method, row=DefenceRow.model_validate(row))
 
 
-def honest_numbers(session: Session, leak: Leak) -> dict[str, float | None]:
+def honest_numbers(leak: Leak) -> dict[str, float | None]:
     if leak.honest is None or leak.plain is None:
         return {}
     y, e, y0, e0 = leak.honest.values, leak.honest.explanations, leak.plain.values, leak.plain.explanations
     found: dict[str, float | None] = {}
-    # One class for all inputs: a model of no use, or a probability, which nobody compares with zero.
+    # One class for all inputs: a model of no use, or a probability whose threshold was not given.
     told, known = leak.honest.decisions, leak.plain.decisions
     if told is not None and known is not None and known.unique().numel() > 1:
         found["decisions_changed"] = float((told != known).double().mean())
     spread = float(y0.std()) or 1.0
     owner = leak.owner.owner if leak.owner is not None else None
-    if owner is not None and owner.test_labels is not None:
-        found["accuracy"] = float(((y >= 0).long() == owner.test_labels[:len(y)]).double().mean())
+    if owner is not None and owner.test_labels is not None and told is not None:
+        found["accuracy"] = float((told == owner.test_labels[:len(told)]).double().mean())
     if leak.owner is not None and "values" in leak.owner.access and y.unique().numel() > 2:
         found["output_change"] = float((y - y0).abs().mean()) / spread
     if e is not None and e0 is not None:
