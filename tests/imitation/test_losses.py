@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import foldline as fl
-from foldline.imitation.losses import Lesson, Pupil, form_loss, joint_loss, score_lesson, value_loss
+from foldline.imitation.losses import Lesson, Pupil, form_loss, joint_loss, query_metric, score_lesson, value_loss
 from foldline.imitation.spaces import convert, found_space
 from foldline.oracles.explain import Recipe, explanations
 from foldline.oracles.explain_forms import FORMS, lose
@@ -136,3 +136,15 @@ def test_cross_entropy_is_the_papers() -> None:
     z = student(x).detach()
     expected = nn.functional.cross_entropy(z, target(x).detach().softmax(1))
     torch.testing.assert_close(value_loss(z, taught, "cross_entropy"), expected)
+
+
+@pytest.mark.parametrize("n", [5, 10, 100])
+def test_inputs_count_by_their_variance_only_where_it_differs_by_more_than_chance(n: int) -> None:
+    noise = torch.randn(n, 784, generator=fl.generator(n), dtype=torch.float64)
+    assert query_metric(noise) is None
+    framed = noise.clone()
+    framed[:, :400] = 0.0                                           # a margin that never moves
+    metric = query_metric(framed)
+    assert metric is not None and float(metric[:400].max()) < 0.5 * float(metric[400:].mean())
+    assert abs(float(metric.square().mean()) - 1) < 1e-9
+    assert query_metric(torch.zeros(n, 784)) is None

@@ -91,7 +91,7 @@ def command(
     import foldline as fl
     from foldline.errors import BadInput, Refused
     from foldline.imitation.match import as_row
-    from foldline.imitation.soften import noise_softness
+    from foldline.imitation.soften import NOISE_SOFTNESS
     from foldline.judge.imitation import queries_needed
     from foldline.networks.files import save
     from foldline.oracles.transcript import identity_of
@@ -124,7 +124,7 @@ def command(
                 fresh = make_student(student, width, hidden, shape, pool.shape[1], oracle_dim.outputs, streams)
                 last = fl.imitate(target, fresh, pool[:n], kind, rng=streams(f"{kind} {n}"), output=picked,
                                   link=link, sigma=sigma, samples=samples, form=form, steps=steps,
-                                  soft=noise_softness(n) if queries == "gaussian" else 0.0,
+                                  soft=NOISE_SOFTNESS if queries == "gaussian" else 0.0,
                                   run=None if run is None else run / "answers", progress=show)
                 row = {"n": n, "explain": kind, "message": str(last.status), **as_row(last)}
                 if last.network is not None and held is not None:

@@ -73,8 +73,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     form: what the API does to explanations before it shows them; found by itself for d >= 16.
     steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students are
     averaged to teach the final one where explained queries are few (committee.py). A wider student does more.
-    soft: how soft the student's folds start (soften.py), where explanations are matched; 1.8x the time. For queries
-    that are white noise see noise_softness.
+    soft: how soft the student's folds start (soften.py), where explanations are matched; 1.8x the time. The
+    command passes NOISE_SOFTNESS for Gaussian queries.
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 SHARE = 0.7                     # of the steps, after which nothing is soft any more
+NOISE_SOFTNESS = 1.0            # tau for queries that are white noise
 SMALLEST = 0.01                 # tau below which softening is left out
 LOG2 = math.log(2)
 RELUS = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)        # modules call the ones in F
@@ -49,11 +50,6 @@ class Softened(TorchFunctionMode):
             if func in POOLS and halves(*args[1:], **kwargs):
                 return soft_pool(args[0], self.tau, bool(kwargs.get("ceil_mode", args[5] if len(args) > 5 else False)))
         return func(*args, **kwargs)
-
-
-def noise_softness(n: int) -> float:
-    """tau for n queries that are white noise"""
-    return 2.0 if n <= 32 else 1.0
 
 
 def tau_at(tau: float, t: float) -> float:
