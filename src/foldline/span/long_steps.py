@@ -6,11 +6,11 @@ for them leave no digits for the weak ones. But a move with little of the strong
 ones fold. So, with what the points before have shown:
 
 moves      the rows h of a random orthonormal basis (a cosine transform with random signs), each known direction scaled
-           down to a few times the share of it that is noise, and clean ones taken out: D h. As long as second
+           down to half the share of it that is noise, and clean ones taken out: D h. As long as second
            differences allow. The signs make the error of the bends white: it has no direction of its own.
 reading    the slopes are (D h) . g, so D g is known with white errors, and g follows. Along a known direction the error
            grows by as much as it was scaled down, but it lies in that direction, and only the noise in the direction
-           leads out of the span: together not more than the white error. Wrong directions do no harm.
+           leads out of the span: twice an entry's error for each. Wrong directions do no harm.
 clean ones get one short move each. Their coefficients matter little, but rows should be gradients.
 
 The step need not stay on one piece: it is chosen where rounding and bends cost the same. How good the row is says a
@@ -35,7 +35,7 @@ from foldline.span.differences import LADDER, Differences, Jacobian
 ACROSS = tuple(10 ** (2 - i / 2) for i in range(13))        # steps of the ladder, times the point's typical size
 ALONG = tuple(10.0 ** (1 - i) for i in range(6))
 CLEAN = 3e-3                # directions of which less is noise are taken out of the moves
-KEPT = 3.0                  # of others so much more stays in than is noise
+KEPT = 0.5                  # of the others so many times the share that is noise stays in
 FAR = (10.0, -10.0, 100.0, -100.0)                          # times the first point
 LONGEST = 30.0              # longer steps than this are looked at, not taken: the rounding grows with the point
 SMALL = 4                   # the shortest rungs: what they show is rounding
@@ -116,7 +116,8 @@ class LongSteps(Differences):
         inside, error = self.along(here)                                            # (k', d), (k',)
         g, noise = self.across(here, inside)                                        # (k', d), (k',)
         length = g.norm(dim=1).clamp_min(1e-300)
-        white = d ** 0.5 * noise
+        # Undoing what a direction was scaled down by leaves 1 / KEPT of an entry's error outside the span.
+        white = (d + int((~self.clean).sum()) / KEPT ** 2) ** 0.5 * noise
         return replace(none, rows=g, noise=(white.square() + error.square()).sqrt() / length, least=white / length,
                        step=here.step)
 
@@ -213,8 +214,9 @@ class LongSteps(Differences):
 
     def asked(self, here: Ladder, rows: Tensor, signs: Tensor, step: float, inside: Tensor) -> Tensor:
         """Slopes (m, k') along rows (m,) of the random basis, known directions scaled down in them."""
-        d = self.f.dim
-        moves = step * self.off(turned(torch.eye(d, dtype=torch.float64)[rows], signs))     # (m, d)
+        ones = torch.zeros(len(rows), self.f.dim, dtype=torch.float64)
+        ones[torch.arange(len(rows)), rows] = 1.0
+        moves = step * self.off(turned(ones, signs))                                # (m, d)
         moved, y = self.slopes(here.x, moves, here.live)
         # Inputs are rounded too: what that adds along clean directions, where the target is steep, can be subtracted.
         slopes: Tensor = (y - here.y - (moved - moves) @ inside.T) / step
