@@ -9,8 +9,7 @@ from foldline.span.rank import CLIFF, TAIL, RankDecision, decide_rank, singular
 
 BEST = 10               # one row in so many is better than what rough rows are scaled to
 FAINT = 2.5             # singular values below this many units of noise may be noise
-VAGUE = 0.1             # rows that are less certain than this look alike whatever they are: no repeats
-ALIKE = 64.0            # rough rows are less certain within the span than outside, where their noise is measured
+ALIKE, VAGUE = 16.0, 0.02       # rough rows this near to each other, over their noise and in all, are repeats
 ALONE = 0.9             # share of a direction that one point's rows may have before it is their error
 
 
@@ -54,8 +53,9 @@ class Seen:
             return 0.0, True, False
         noise = max(noise, 4 * self.eps)
         u = row / norm
-        alike = (ALIKE if self.rough else 4) * noise
-        if len(self.U) and alike < VAGUE and float((self.U - u).norm(dim=1).min()) <= alike:
+        # Rough rows are less certain within the span than outside, where noise is measured; vague ones all look alike.
+        alike = min(ALIKE * noise, VAGUE) if self.rough else 4 * noise
+        if len(self.U) and float((self.U - u).norm(dim=1).min()) <= alike:
             return 0.0, False, True
         self.useful.append(len(self.rows) - 1)
         if x is not self.grouped:
