@@ -154,7 +154,7 @@ class Core:
     def to_spend(self, u: Units) -> float:
         """Rows left beside those that all other directions will take, within a tenth of the least number of rows (more
         in small dimensions)."""
-        ahead = (len(u) + 2) / len(u.q) * (self.d - self.size) + 0.03 * self.limit(u) + 60
+        ahead = (len(u) + 2) / len(u.q) * (self.d - self.size) + 0.03 * self.limit(u) + 90
         return self.to_the_last(u) - ahead
 
     def to_the_last(self, u: Units) -> float:

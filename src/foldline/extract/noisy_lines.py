@@ -28,7 +28,8 @@ FIRST = 24                  # answers before anything is known
 ROUNDS = 40
 SLACK = 1.3                 # times an answer's error that a fitted line may miss it
 LEAST = 3                   # answers that make a run
-CLOSE = 1e-6                # of a fold, how near it is checked: two folds nearer than that look like one
+CLOSE = (1e-5, 1e-3)        # how near a fold is checked: two folds nearer than that look like one
+SURE = 32.0                 # times its error: nearer, answers on the wrong side of a fold make a run of their own
 BLIND = 1e3                 # times the largest error: an answer without a digit between others that have some
 
 
@@ -161,7 +162,8 @@ def points(T: Array, pieces: list[Straight], tried: dict[tuple[float, float], in
             if tries < 1 and b - a > 1e-9 * (1 + abs(a)):
                 out.append(middle(a, b, 1.0))
             continue
-        close = max(4 * dt, CLOSE * min(T[R.last] - T[L.first], 1 + abs(t)), 1e-9 * (1 + abs(t)))
+        size = min(T[R.last] - T[L.first], 1 + abs(t))
+        close = max(4 * dt, min(max(SURE * dt, CLOSE[0] * size), CLOSE[1] * size), 1e-9 * (1 + abs(t)))
         if t - a > 2 * close:
             out.append(t - close)
         if b - t > 2 * close:
