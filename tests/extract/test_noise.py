@@ -119,7 +119,7 @@ def test_the_unit_of_the_answers_does_not_matter(scale: float, precision: str) -
     if precision == "rounded":
         step = 1e-7 * scale
         target = lambda x: (net(x) / step).round() * step            # noqa: E731
-    r = fl.extract_from_values(fl.value_oracle(target, dim=20), rng=fl.generator(0))
+    r = fl.extract_from_values(fl.value_oracle(target, dim=20), rng=fl.generator(1))
     allowed = {"float64": 1e-10, "float32": 1e-5, "rounded": 1e-6}[precision]
     assert r.status.ok and r.units == 6 and error(net, r.network, 20) < allowed
     assert r.noise.kind == ("rounded" if precision == "rounded" else "arithmetic")
