@@ -20,7 +20,7 @@ CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
     "conv-smooth-gradient": ("conv", "conv-wide", "smooth", "gradient", [10]),
     "conv-gaussian-gradient": ("conv", "conv-wide", "gaussian", "gradient", [10]),
     "vgg11-gradient": ("vgg11", "vgg11", "blended", "gradient", [40, 100, 400]),
-    "vgg11-values": ("vgg11", "vgg11", "data", None, [400, 1000, 4000]),
+    "vgg11-values": ("vgg11", "vgg11", "data", None, [100, 400, 1000, 4000]),
     "resnet18-gradient": ("resnet18", "resnet18", "blended", "gradient", [40, 100, 400]),
     "resnet18-values": ("resnet18", "resnet18", "data", None, [400, 1000, 4000]),
 }
