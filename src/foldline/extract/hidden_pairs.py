@@ -3,7 +3,7 @@
 Where a gap D = v + v' is taken for one fold, the disagreement at a test point x_i is c_i v + c'_i v', summed over such
 gaps: R = C V, one column of C and one row of V for every hidden fold. c_i is 1 if the fold is active at x_i but its gap
 is not, -1 if the gap is and the fold is not, else 0. Once there are more test points than hidden folds, R has the rank
-r of C, and its two singular spaces are those of V and of C. Both name gaps, without chance:
+r of C, and its two singular spaces are those of V and of C. Both name gaps, and leave little to chance:
 
 - `spanned`: v and v' both show in R, so that D = v + v' lies in the span of R's rows. The jump of another gap does not.
 - `switched`: a weak v' beside a strong v shows alone, since D and v switch together; nothing in D tells of v'. But its
