@@ -158,7 +158,7 @@ class Core:
         return self.to_the_last(u) - ahead
 
     def to_the_last(self, u: Units) -> float:
-        return (1.1 + min(31 / self.d, 2.55)) * self.limit(u) - sum(len(x) for x in self.X)
+        return (1.1 + min(31 / self.d, 2.4)) * self.limit(u) - sum(len(x) for x in self.X)
 
     def search(self, course: Course) -> NoisyLine:
         def error(t: Tensor, y: Tensor) -> Tensor:
