@@ -110,17 +110,14 @@ def network_widths(name: str) -> tuple[int, ...]:
 
 
 def trained_victim(name: str, seed: int, folder: Path, progress: Progress) -> Any:
+    from foldline.auditing.retrain import RECIPES
     from foldline.victims.recipes import EVERYDAY, Recipe, VictimPreset, deep
     from foldline.victims.store import ABOUT, read_victim, write_victim
     from foldline.victims.train import train_victim
     home = folder / "victims" / name
     if not (home / ABOUT).is_file():
         recipes = {
-            "main": EVERYDAY, "small": Recipe(lr=0.1, momentum=0.9, steps=400, dtype="float64"),
-            "no-weight-decay": EVERYDAY.changed(weight_decay=0.0, steps=2000),
-            "adam": Recipe(optimiser="adam", lr=1e-3, weight_decay=1e-4, steps=2000),
-            "dp-sgd": Recipe(lr=0.05, momentum=0.9, steps=400, batch=25, noise_multiplier=1.0, clip_norm=1.0),
-        }
+            "main": EVERYDAY, "small": Recipe(lr=0.1, momentum=0.9, steps=400, dtype="float64"), **RECIPES}
         plan = VictimPreset(name, "mlp", deep(*network_widths(name), biases="all"), recipes[name],
                             n=SMALL_SAMPLES if name == "small" else SAMPLES)
         home.mkdir(parents=True, exist_ok=True)

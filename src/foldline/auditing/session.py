@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from foldline.auditing.defences import DEFENCES
 from foldline.auditing.spec import AuditFile
 from foldline.auditing.subjects import KINDS, Subject
 from foldline.errors import FoldlineError, Stopped
@@ -322,4 +323,7 @@ def failed(stage: Stage, error: FoldlineError) -> Outcome:
     """A stage that could not be carried out is part of the report, not the end of the audit."""
     code = {"Stopped": "time", "BudgetExhausted": "budget"}.get(type(error).__name__, "failed")
     status = PlainStatus(ok=False, code=code, message=str(error))
-    return Outcome(method=Method(id=stage.name, title=stage.title, explains="", status=status, rows=0))
+    defence = DEFENCES.get(stage.name.removeprefix("defence-")) if stage.name.startswith("defence-") else None
+    row = None if defence is None else DefenceRow(name=defence.title, group=defence.group,
+                                                  description=defence.description, status=f"Not tried. {error}")
+    return Outcome(method=Method(id=stage.name, title=stage.title, explains="", status=status, rows=0), row=row)

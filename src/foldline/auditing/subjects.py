@@ -20,6 +20,7 @@ from foldline.oracles.protocols import Box, Kind, Source
 
 KINDS: dict[str, Kind] = {"values": "values", "gradients": "gradient", "labels": "labels"}
 ROW_NAMES = ("x", "x_train", "x_unseen", "rows")
+LABEL_NAMES = ("y_train", "y", "labels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Owner:
     unseen: Tensor
     test: Tensor | None = None
     test_labels: Tensor | None = None
+    train_labels: Tensor | None = None  # (n,) int64, to train anew
     mean: Tensor | None = None          # (d,) what the network subtracts from its inputs, where it does
 
 
@@ -97,7 +99,8 @@ def subject_of(audit: AuditFile) -> Subject:
     owner = None
     if reference.train is not None and reference.unseen is not None:
         owner = Owner(read_rows(reference.train, dim, ("x_train", *ROW_NAMES)),
-                      read_rows(reference.unseen, dim, ("x_unseen", *ROW_NAMES)), test=inputs)
+                      read_rows(reference.unseen, dim, ("x_unseen", *ROW_NAMES)), test=inputs,
+                      train_labels=read_labels(reference.train))
     mean: float | Tensor | None = None if isinstance(reference.mean, str) else reference.mean
     if reference.mean == "inputs" and inputs is not None:
         mean = inputs.mean(0)
@@ -108,17 +111,7 @@ def subject_of(audit: AuditFile) -> Subject:
 
 def read_rows(path: Path, dim: int, names: tuple[str, ...] = ROW_NAMES) -> Tensor:
     """(n, d) float64 out of an npz or safetensors file: the array of the first of `names` it has, or its only one."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-            arrays = dict(load_file(path))
-        else:
-            with np.load(path, allow_pickle=False) as z:
-                arrays = {k: torch.from_numpy(z[k]) for k in z.files}
-    except FileNotFoundError as error:
-        raise BadFile(f"There is no file {path}.") from error
-    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError) as error:
-        raise BadFile(f"{path} cannot be read as npz or safetensors: {error}.") from error
+    arrays = read_arrays(path)
     found = next((arrays[n] for n in names if n in arrays), next(iter(arrays.values())) if len(arrays) == 1 else None)
     if found is None:
         raise BadFile(f"{path} has the arrays {', '.join(arrays)}; rows are expected under x.")
@@ -128,3 +121,26 @@ def read_rows(path: Path, dim: int, names: tuple[str, ...] = ROW_NAMES) -> Tenso
     if not x.isfinite().all():
         raise BadFile(f"{path} holds NaN or infinite numbers.")
     return x / 255.0 if found.dtype == torch.uint8 else x
+
+
+def read_labels(path: Path) -> Tensor | None:
+    """(n,) int64 beside the rows of the same file, if it has any that are whole numbers."""
+    arrays = read_arrays(path)
+    found = next((arrays[n] for n in LABEL_NAMES if n in arrays), None)
+    if found is None or found.ndim != 1 or not bool((found == found.round() if found.is_floating_point() else
+                                                     torch.ones(())).all()):
+        return None
+    return found.long()
+
+
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+            return dict(load_file(path))
+        with np.load(path, allow_pickle=False) as z:
+            return {k: torch.from_numpy(z[k]) for k in z.files}
+    except FileNotFoundError as error:
+        raise BadFile(f"There is no file {path}.") from error
+    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError) as error:
+        raise BadFile(f"{path} cannot be read as npz or safetensors: {error}.") from error

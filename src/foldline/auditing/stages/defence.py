@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foldline.auditing import retrain
 from foldline.auditing.defences import Defence
 from foldline.auditing.judging import judge
 from foldline.auditing.session import Estimate, Outcome, Session, Stage
@@ -73,10 +74,10 @@ def estimate(session: Session, defence: Defence) -> Estimate:
     own, by_label = "copy" in session.subjects or session.main.module is not None, defence.switches.get("top_label")
     if by_label and own and "labels" not in (session.audit.methods or ("labels",)):
         return Estimate.exactly(0, 60.0, "half a million labels of the owner's own copy, not billed")
-    if own:
-        return Estimate.exactly(0, seconds, "on the owner's own copy, not billed")
     if why_not(session, defence):
         return Estimate.exactly(0, 0.0, "not tried: it needs what only the owner has")
+    if own:
+        return Estimate.exactly(0, seconds, "on the owner's own copy, not billed")
     x, access = honest_inputs(session.main), session.main.access
     doors = len({"values", "gradients"} & set(access)) or 1
     fixed = 0 if x is None else len(x) * (doors + (1 if by_label else doors))
@@ -93,9 +94,8 @@ def estimate(session: Session, defence: Defence) -> Estimate:
 
 def why_not(session: Session, defence: Defence) -> str:
     """Why a defence cannot be tried on this target, before anything is asked for it."""
-    if defence.group == "training" and "copy" not in session.subjects:
-        return (f"The defence {defence.name} retrains the model, which needs its recipe: it is tried on the embedded "
-                f"demo only.")
+    if defence.group == "training" and "copy" not in session.subjects and (missing := retrain.why_not(session.main)):
+        return f"The defence {defence.name} trains the model anew: {missing}."
     if defence.switches.get("smoothgrad") and session.subjects.get("copy", session.main).module is None:
         return ("SmoothGrad over somebody's gradients would ask 50 rows for one: it is tried where the model's weights "
                 "are at hand.")
@@ -115,7 +115,10 @@ def owners_model(session: Session, defence: Defence) -> Subject:
     if defence.group == "training":
         from foldline.auditing.demo import victim
         assert session.run is not None
-        return victim(defence.name, session.audit.seed, Path(session.run.folder), session.progress)
+        seed, folder = session.audit.seed, Path(session.run.folder)
+        if "copy" in session.subjects:
+            return victim(defence.name, seed, folder, session.progress)
+        return retrain.retrained(session.main, defence.name, seed, folder, session.progress)
     return session.subjects.get("copy", session.main)
 
 
@@ -127,7 +130,7 @@ def attack(session: Session, defence: Defence) -> Leak:
     plain = None
     if x is not None:
         # A retrained model is compared with the one it would replace.
-        as_it_is = session.subjects["copy"] if defence.group == "training" else subject
+        as_it_is = session.subjects.get("copy", session.main) if defence.group == "training" else subject
         plain = answers(session, behind(as_it_is, UNDEFENDED, 1.0), x, "plain")
         scale = float(plain.explanations.abs().amax(1).median()) if plain.explanations is not None else 1.0
     defended = behind(subject, defence, scale)
