@@ -51,5 +51,5 @@ DEFENCES: dict[str, Defence] = {d.name: d for d in [
     Defence("label-only", "access", "labels only", "no values, no explanations", {"top_label": True}),
     Defence("no-weight-decay", "training", "no weight decay", "the same recipe, weight decay off"),
     Defence("adam", "training", "Adam", "Adam instead of SGD, weight decay 1e-4"),
-    Defence("dp-sgd", "training", "DP-SGD", "clip 1, noise 1, batches of 25 (opacus)"),
+    Defence("dp-sgd", "training", "DP-SGD", "clip 1, noise 1, batches of at most 25 (opacus)"),
 ]}
