@@ -45,17 +45,18 @@ def test_under_all_faults_at_once_nothing_is_wrong_and_nothing_is_asked_for_noth
     x = torch.randn(2000, 12, generator=generator(0), dtype=torch.float64)
     app = make_app(net, max_rows=10)
     seen = watched(app)
-    faulty = Faulty(app, rate=0.2, stall=0.6, seed=2)
+    faulty = Faulty(app, rate=0.2, stall=1.5, seed=2)
     with serving(faulty) as url:
-        source = open_endpoint(url, kind, authorised=ME, timeout=0.3)
+        source = open_endpoint(url, kind, authorised=ME, timeout=0.8)
         got = source.answer(x)
         bill = source.bill
     assert torch.equal(got, Victim(net, Switches()).ask(kind, x))
     assert set(faulty.hit) == set(KINDS)                        # every kind of fault happened
     assert bill.answered == 2000 and bill.sent == bill.answered + bill.lost + bill.refused
-    # The server's own count: each row once, and once more for each reply that it lost.
+    # The server's own count: each row once, and once more for each reply that it lost. On a busy machine a request may
+    # time out before it was read: billed as lost, as it must be, and never computed.
     assert len(seen) == 2000
-    assert sum(seen.values()) == 2000 + bill.lost
+    assert 2000 + bill.lost - 20 <= sum(seen.values()) <= 2000 + bill.lost
     lost = {k: n for k, n in faulty.hit.items() if k not in ("429", "order")}
     assert abs(bill.lost - 10 * sum(lost.values())) <= 20       # a fault on /health costs no rows
 
