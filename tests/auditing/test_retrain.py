@@ -12,7 +12,9 @@ from tiny import PROBABILITY, TARGET, network
 
 import foldline as fl
 from foldline.auditing.retrain import why_not
-from foldline.auditing.subjects import Owner, Subject
+from foldline.auditing.spec import AuditFile
+from foldline.auditing.subjects import Owner, Subject, local
+from foldline.errors import BadFile
 
 
 @pytest.fixture
@@ -46,6 +48,22 @@ def test_the_same_layers_are_trained_anew_and_attacked(rows: dict[str, Any], mon
     monkeypatch.setattr("foldline.victims.fit.fit", None)                   # a second training would fail
     again = audited(rows, "train.npz", "out", ["adam", "dp-sgd"])
     assert again.document.comparable() == found.document.comparable()
+
+
+def test_labels_must_belong_to_the_rows(rows: dict[str, Any]) -> None:
+    x = np.load(rows["folder"] / "plain.npz")["x"]
+    for y in (np.zeros(7), np.full(30, 0.5)):
+        np.savez(rows["folder"] / "odd.npz", x=x, y=y)
+        with pytest.raises(BadFile, match="labels must be 30 whole numbers"):
+            audited(rows, "odd.npz", "out", ["adam"])
+
+
+def test_the_audited_output_is_the_one_that_is_attacked(tmp_path: Path) -> None:
+    net = torch.nn.Linear(3, 2, dtype=torch.float64)
+    for output in (0, 1):
+        audit = AuditFile(version=1, target=TARGET, output=output)
+        row = local(net, "gradient", audit).answer(torch.zeros(1, 3, dtype=torch.float64))
+        assert torch.allclose(row[0, -3:], net.weight[output].detach())
 
 
 @pytest.mark.parametrize(("train", "target", "why"), [

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foldline.auditing.retrain import RECIPES, recipe_words
 from foldline.auditing.spec import AuditFile
 from foldline.auditing.subjects import Known, Owner, Subject
 from foldline.oracles.protocols import Kind, Source
@@ -110,7 +111,6 @@ def network_widths(name: str) -> tuple[int, ...]:
 
 
 def trained_victim(name: str, seed: int, folder: Path, progress: Progress) -> Any:
-    from foldline.auditing.retrain import RECIPES
     from foldline.victims.recipes import EVERYDAY, Recipe, VictimPreset, deep
     from foldline.victims.store import ABOUT, read_victim, write_victim
     from foldline.victims.train import train_victim
@@ -125,11 +125,3 @@ def trained_victim(name: str, seed: int, folder: Path, progress: Progress) -> An
                                progress=progress)
         write_victim(trained, home)
     return read_victim(home)
-
-
-def recipe_words(name: str, recipe: Any, info: Any) -> str:
-    words = f"{recipe['optimiser'].upper()}, learning rate {recipe['lr']:g}, momentum {recipe['momentum']:g}, " \
-            f"weight decay {recipe['weight_decay']:g}, {info['steps']} steps, PyTorch's default start"
-    if info.get("epsilon") is not None:
-        words += f"; differentially private, epsilon {info['epsilon']:.3g} at delta {info['delta']:.3g}"
-    return words

@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foldline.auditing.subjects import Subject
+from foldline.auditing.spec import AuditFile
+from foldline.auditing.subjects import Subject, local
 from foldline.errors import Refused
 from foldline.randomness import Streams, generator
 from foldline.results import Progress
@@ -44,12 +46,10 @@ def why_not(subject: Subject) -> str:
     return ""
 
 
-def retrained(subject: Subject, name: str, seed: int, folder: Path, progress: Progress) -> Subject:
+def retrained(subject: Subject, name: str, audit: AuditFile, folder: Path, progress: Progress) -> Subject:
     from safetensors.torch import load_file, save_file
 
-    from foldline.auditing.demo import recipe_words
     from foldline.networks.presets import initialise
-    from foldline.oracles.local import source_of
     from foldline.victims.fit import fit
     assert subject.module is not None and subject.owner is not None and subject.owner.train_labels is not None
     x, y = inputs_of(subject), subject.owner.train_labels
@@ -61,7 +61,7 @@ def retrained(subject: Subject, name: str, seed: int, folder: Path, progress: Pr
         module.load_state_dict(load_file(kept))
     else:
         home.mkdir(parents=True, exist_ok=True)
-        streams = Streams(generator(seed))
+        streams = Streams(generator(audit.seed))
         initialise(module, streams("start"))
         fit(module, x, y, recipe, streams=streams, progress=progress, checkpoint=home / "checkpoint.safetensors")
         part = kept.with_suffix(".part")
@@ -69,7 +69,7 @@ def retrained(subject: Subject, name: str, seed: int, folder: Path, progress: Pr
         part.replace(kept)
     module.eval().requires_grad_(False)
     facts = {**subject.facts, "training": recipe_words(name, recipe.to_dict(), told(recipe, len(x)))}
-    return replace(subject, open=lambda kind: source_of(module, kind), module=module, facts=facts)
+    return replace(subject, open=lambda kind: local(module, kind, audit), module=module, facts=facts)
 
 
 def inputs_of(subject: Subject) -> Tensor:
@@ -97,3 +97,11 @@ def told(recipe: Recipe, n: int) -> dict[str, float | int | None]:
     if recipe.noise_multiplier is None:
         return {"steps": recipe.steps}
     return {"steps": recipe.steps, "epsilon": epsilon_of(recipe, n, recipe.steps or 0, 1 / n), "delta": 1 / n}
+
+
+def recipe_words(name: str, recipe: Any, info: Any) -> str:
+    words = f"{recipe['optimiser'].upper()}, learning rate {recipe['lr']:g}, momentum {recipe['momentum']:g}, " \
+            f"weight decay {recipe['weight_decay']:g}, {info['steps']} steps, PyTorch's default start"
+    if info.get("epsilon") is not None:
+        words += f"; differentially private, epsilon {info['epsilon']:.3g} at delta {info['delta']:.3g}"
+    return words

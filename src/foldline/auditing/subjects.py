@@ -98,15 +98,22 @@ def subject_of(audit: AuditFile) -> Subject:
     inputs = None if reference.inputs is None else read_rows(reference.inputs, dim)
     owner = None
     if reference.train is not None and reference.unseen is not None:
-        owner = Owner(read_rows(reference.train, dim, ("x_train", *ROW_NAMES)),
-                      read_rows(reference.unseen, dim, ("x_unseen", *ROW_NAMES)), test=inputs,
-                      train_labels=read_labels(reference.train))
+        train = read_rows(reference.train, dim, ("x_train", *ROW_NAMES))
+        owner = Owner(train, read_rows(reference.unseen, dim, ("x_unseen", *ROW_NAMES)), test=inputs,
+                      train_labels=read_labels(reference.train, len(train)))
     mean: float | Tensor | None = None if isinstance(reference.mean, str) else reference.mean
     if reference.mean == "inputs" and inputs is not None:
         mean = inputs.mean(0)
     known = Known(reference.image_shape, mean, reference.box, inputs)
     return Subject(audit.name, audit.target, access, opened, known, owner, module,
                    facts={"inputs": str(dim)}, price=price)
+
+
+def local(module: nn.Module, kind: Kind, audit: AuditFile, box: Box | None = None) -> Source:
+    """A module in this process, asked for what the audit file asks the target for."""
+    from foldline.oracles.local import source_of
+    threshold = audit.threshold if kind == "labels" else 0.0
+    return source_of(module, kind, output=audit.output, threshold=threshold, box=box)
 
 
 def read_rows(path: Path, dim: int, names: tuple[str, ...] = ROW_NAMES) -> Tensor:
@@ -123,14 +130,17 @@ def read_rows(path: Path, dim: int, names: tuple[str, ...] = ROW_NAMES) -> Tenso
     return x / 255.0 if found.dtype == torch.uint8 else x
 
 
-def read_labels(path: Path) -> Tensor | None:
-    """(n,) int64 beside the rows of the same file, if it has any that are whole numbers."""
+def read_labels(path: Path, n: int) -> Tensor | None:
+    """(n,) int64 beside the rows of the same file, if it has any."""
     arrays = read_arrays(path)
-    found = next((arrays[n] for n in LABEL_NAMES if n in arrays), None)
-    if found is None or found.ndim != 1 or not bool((found == found.round() if found.is_floating_point() else
-                                                     torch.ones(())).all()):
+    found = next((arrays[name] for name in LABEL_NAMES if name in arrays), None)
+    if found is None:
         return None
-    return found.long()
+    labels = found.long()
+    if found.shape != (n,) or not bool((labels == found).all()):
+        raise BadFile(f"{path} holds {n} rows; their labels must be {n} whole numbers, not an array of shape "
+                      f"{tuple(found.shape)} and type {str(found.dtype).removeprefix('torch.')}.")
+    return labels
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:

@@ -18,11 +18,11 @@ from foldline.auditing import retrain
 from foldline.auditing.defences import Defence
 from foldline.auditing.judging import judge
 from foldline.auditing.session import Estimate, Outcome, Session, Stage
+from foldline.auditing.spec import AuditFile
 from foldline.auditing.stages import labels
 from foldline.auditing.stages import span as span_stage
-from foldline.auditing.subjects import Subject
+from foldline.auditing.subjects import Subject, local
 from foldline.errors import BadSpec, FoldlineError
-from foldline.oracles.local import source_of
 from foldline.oracles.protocols import Kind, Source
 from foldline.reports.document import DefenceRow, Method
 from foldline.reports.document import Status as PlainStatus
@@ -94,9 +94,11 @@ def estimate(session: Session, defence: Defence) -> Estimate:
 
 def why_not(session: Session, defence: Defence) -> str:
     """Why a defence cannot be tried on this target, before anything is asked for it."""
-    if defence.group == "training" and "copy" not in session.subjects and (missing := retrain.why_not(session.main)):
+    if "copy" in session.subjects:                      # the demo's owner has everything
+        return ""
+    if defence.group == "training" and (missing := retrain.why_not(session.main)):
         return f"The defence {defence.name} trains the model anew: {missing}."
-    if defence.switches.get("smoothgrad") and session.subjects.get("copy", session.main).module is None:
+    if defence.switches.get("smoothgrad") and session.main.module is None:
         return ("SmoothGrad over somebody's gradients would ask 50 rows for one: it is tried where the model's weights "
                 "are at hand.")
     return ""
@@ -118,7 +120,7 @@ def owners_model(session: Session, defence: Defence) -> Subject:
         seed, folder = session.audit.seed, Path(session.run.folder)
         if "copy" in session.subjects:
             return victim(defence.name, seed, folder, session.progress)
-        return retrain.retrained(session.main, defence.name, seed, folder, session.progress)
+        return retrain.retrained(session.main, defence.name, session.audit, folder, session.progress)
     return session.subjects.get("copy", session.main)
 
 
@@ -131,9 +133,9 @@ def attack(session: Session, defence: Defence) -> Leak:
     if x is not None:
         # A retrained model is compared with the one it would replace.
         as_it_is = session.subjects.get("copy", session.main) if defence.group == "training" else subject
-        plain = answers(session, behind(as_it_is, UNDEFENDED, 1.0), x, "plain")
+        plain = answers(session, behind(as_it_is, UNDEFENDED, 1.0, session.audit), x, "plain")
         scale = float(plain.explanations.abs().amax(1).median()) if plain.explanations is not None else 1.0
-    defended = behind(subject, defence, scale)
+    defended = behind(subject, defence, scale, session.audit)
     honest = answers(session, defended, x, "honest") if x is not None and plain is not None else None
     if defended.access == ("labels",):
         return by_labels(session, defended, Leak(honest=honest, plain=plain, owner=subject))
@@ -208,12 +210,12 @@ def extract_behind(session: Session, defence: Defence) -> Any:
     assert x is not None
     gradients = answers(session, small, x[:HONEST], "small").explanations
     assert gradients is not None
-    defended = behind(small, defence, float(gradients.abs().amax(1).median()))
+    defended = behind(small, defence, float(gradients.abs().amax(1).median()), session.audit)
     return fl.extract_from_gradients(open_oracle(session, defended, "gradients", "extract", None),
                                      rng=session.rng("extract"), max_queries=EXTRACTION_ROWS)
 
 
-def behind(subject: Subject, defence: Defence, scale: float) -> Subject:
+def behind(subject: Subject, defence: Defence, scale: float, audit: AuditFile) -> Subject:
     """The subject as a client sees it when the defence is on."""
     from foldline.serving.steady import Steady
     from foldline.serving.switching import defended, explained
@@ -224,7 +226,7 @@ def behind(subject: Subject, defence: Defence, scale: float) -> Subject:
     def opened(kind: Kind) -> Source:
         source: Source = subject.open(kind)
         if defence.box:
-            source = source if subject.module is None else source_of(subject.module, kind, box=subject.known.box)
+            source = source if subject.module is None else local(subject.module, kind, audit, subject.known.box)
         steady = Steady(source) if subject.module is not None else source
         if kind == "gradient" and switches.smoothgrad:
             steady = explained(Steady(source), "smoothgrad", 0)
