@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import foldline as fl
+from foldline.imitation.committee import MOST_QUERIES
 from foldline.imitation.match import as_row
 from foldline.imitation.optimise import Plan
 from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, smooth_rows, spread_rows
@@ -48,10 +49,13 @@ CIFAR_EPOCHS = {"conv": 10}
 _loaded: dict[str, Any] = {}
 
 
-def method_of(explain: str | None, kind: str, name: str) -> int:
+def method_of(explain: str | None, kind: str, name: str, n: int, student: str) -> int:
     """Raised where training changed: rows of another method stay in the file, and stand apart. 3: softened folds.
-    4: inputs count alike where their variances differ by chance only (losses.query_metric)."""
+    4: inputs count alike where their variances differ by chance only (losses.query_metric). 5: the mean of several
+    students where explained queries are few (committee.py)."""
     explained = explain not in (None, "cross_entropy")
+    if explained and n <= MOST_QUERIES and student != "1-layer":
+        return 5
     return 4 if explained and (kind in ("gaussian", "gaussian-unit", "smooth") or name == "cifar10") else 2
 
 
@@ -59,7 +63,7 @@ def rows_in(file: str) -> list[dict[str, Any]]:
     """What the results file holds of the present way of training."""
     path = RESULTS / file
     rows = [json.loads(text) for text in path.read_text().splitlines()] if path.is_file() else []
-    return [r for r in rows if r.get("method") == method_of(r["explain"], r["queries_from"], r["data"])]
+    return [r for r in rows if r.get("method") == method_of(r["explain"], r["queries_from"], r["data"], r["n"], r["student"])]
 
 
 def data(name: str) -> Any:
@@ -135,7 +139,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
         committee: int | None = None) -> dict[str, Any]:
     """One row: asked, taught, scored on the 10,000 test images. Rows that are in the file already are read from it."""
     case = {"data": name, "target": model, "student": student, "queries_from": kind, "explain": explain, "n": n,
-            "seed": seed, "target_seed": target_seed, "method": method_of(explain, kind, name)}
+            "seed": seed, "target_seed": target_seed, "method": method_of(explain, kind, name, n, student)}
     if explain == "smoothgrad":
         case |= {"sigma_times": sigma_times, "samples": samples}
     fixed = {k: v for k, v in (("steps", steps), ("committee", committee)) if v is not None}

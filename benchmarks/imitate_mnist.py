@@ -41,7 +41,7 @@ CASES: dict[str, Case] = {
     "conv-data-gradient": ("conv", "conv-wide", "data", "gradient", [10]),
     "conv-smoothgrad": ("conv", "conv-wide", "blended", "smoothgrad", [10, 100]),
     "conv-values": ("conv", "conv-wide", "data", None, [100, 1000, 10_000]),
-    "conv-cross-entropy": ("conv", "conv", "data", "cross_entropy", [100, 1000]),
+    "conv-cross-entropy": ("conv", "conv", "data", "cross_entropy", [100, 1000, 10_000]),
     "conv-gaussian-gradient": ("conv", "conv-wide", "gaussian", "gradient", [10, 100]),
     "conv-smooth-gradient": ("conv", "conv-wide", "smooth", "gradient", [10, 100]),
     "conv-gaussian-values": ("conv", "conv-wide", "gaussian", None, [10_000]),

@@ -1,87 +1,119 @@
-"""Several students of the same few answers, averaged, and one student taught by the average.
+"""Several students of the same few answers, averaged into one network.
 
 With ten queries the answers fix little of a network, and what they leave open differs from student to student: the mean
-of a few is nearer to the target than any of them. The committee can be asked for nothing, so the final student
-matches its values and gradients at points between the queries (mixtures of two, plus noise of the queries' own size per
-input) together with the target's own answers. 784-128-10 from 10 MNIST queries, one draw: members 0.911 to 0.926,
-their mean 0.940, a fresh student of the mean 0.932. It does not help on every draw: with a wider student and
-shorter training it lost 0.6 (784-1024-10) and 7 points (784-128-10) on the one draw tried, so it is off unless it is
-asked for. No row of the target is asked.
+of a few is nearer to the target than most of them. The mean of K networks of layers in a row is itself such a network,
+K times as wide: first layers side by side, those between in blocks, the last ones side by side and divided by K. So
+the mean is written out as one network, exactly, and no row of the target is asked for it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from foldline.imitation.losses import Lesson, Pupil, vector_jacobian
-from foldline.networks.presets import initialise
+from foldline.imitation.losses import Pupil
+from foldline.networks.presets import Dense, Pictures, initialise
 from foldline.randomness import Streams
 
-MOST_QUERIES = 64               # beyond that the answers themselves fix the student, and the price is not worth it
-POINTS = 24                     # synthetic points per step
-WEIGHT = 2.0                    # of the committee's word against the target's
+MEMBERS = 3
+MOST_QUERIES = 32               # beyond that the answers themselves fix the student, and the price is not worth it
+PRESETS = ("two-layer", "mlp", "conv")
+# What acts on every channel alone, so that blocks of channels do not meet in it
+APART = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d,
+         nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
 
-Train = Callable[[Pupil, str], None]
-
-
-def gather_committee(pupil: Pupil, train: Train, streams: Streams, members: int) -> list[Pupil]:
-    """Members that differ in their start; `train(pupil, name)` teaches one in place."""
-    found: list[Pupil] = []
-    for i in range(members):
-        module: nn.Module = copy.deepcopy(pupil.module)
-        initialise(module, streams(f"start of member {i}"))
-        member = Pupil(module, pupil.ends, pupil.space, pupil.input_shape)
-        train(member, f"member {i + 1} of {members}")
-        module.eval()
-        found.append(member)
-    return found
+Train = Callable[[Pupil, str], float]
 
 
-def committee_loss(members: list[Pupil], lesson: Lesson, lam: float) -> Callable[[Pupil, torch.Generator], Tensor]:
-    """loss(pupil, rng): distance to the committee's mean, values and all gradients, at fresh points."""
-    spread = lesson.x.std(0) if lesson.n > 1 else torch.full_like(lesson.x[0], float(lesson.x.std()))
-    spread = (spread.square() + 0.1 * spread.square().mean()).sqrt()                    # (d,)
-    scale = metric_scale(members, lesson)
-
-    def loss(pupil: Pupil, rng: torch.Generator) -> Tensor:
-        x = between(lesson.x, spread, rng)                                              # (p, d)
-        v = (torch.randint(2, (len(x), lesson.values.shape[1]), generator=rng) * 2 - 1).to(x)
-        z_mean, g_mean = mean_answer(members, x, v)
-        leaf = x.detach().requires_grad_(True)
-        z = pupil(leaf)
-        gap = vector_jacobian(z, leaf, v) - g_mean
-        if lesson.metric is not None:
-            gap = gap * lesson.metric
-        l_G = gap.square().sum(1).mean() / scale
-        return WEIGHT * (l_G + lam * (z - z_mean).square().sum(1).mean() / lesson.value_scale)
-
-    return loss
+def members_for(module: nn.Module, explained: int | None, asked: int | None) -> int:
+    """How many students are averaged: `asked`, or by default MEMBERS where explained queries are few."""
+    if asked is None:
+        return MEMBERS if explained is not None and explained <= MOST_QUERIES and why_not(module) is None else 1
+    return max(1, asked)
 
 
-def between(x: Tensor, spread: Tensor, rng: torch.Generator) -> Tensor:
-    i, j = torch.randint(len(x), (2, POINTS), generator=rng)
-    a = torch.rand(POINTS, 1, generator=rng).to(x)
-    size = 0.5 * torch.rand(POINTS, 1, generator=rng).to(x)
-    return a * x[i] + (1 - a) * x[j] + size * spread * torch.randn(POINTS, x.shape[1], generator=rng).to(x)
+def why_not(module: nn.Module) -> str | None:
+    """Why the mean of such networks is no network of the same kind; None where it is."""
+    preset = getattr(module, "preset", None)
+    if preset is not None and preset["name"] not in PRESETS:
+        return f"the mean of several {preset['name']} networks is not one"
+    if preset is None and type(module) is not nn.Sequential:
+        return f"a committee needs layers in a row, and {type(module).__name__} is not known to be such"
+    for layer in module.modules():
+        known = isinstance(layer, (nn.Sequential, Dense, Pictures, nn.Linear, nn.Conv2d, *APART))
+        if not known or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
+            return f"a committee cannot be merged through {type(layer).__name__}"
+    layers = weighted(module)
+    return None if len(layers) > 1 and isinstance(layers[-1], nn.Linear) else "a committee needs two layers or more"
 
 
-def mean_answer(members: list[Pupil], x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    leaf = x.detach().requires_grad_(True)
-    z = torch.stack([m(leaf) for m in members]).mean(0)                                 # (p, k)
-    (g,) = torch.autograd.grad((z * v).sum(), leaf)
-    return z.detach(), g
+def gather(pupil: Pupil, train: Train, streams: Streams, members: int) -> tuple[nn.Module, float]:
+    """(the mean of `members` students as one network, their mean loss). The first is pupil.module, from its own
+    parameters, the others differ in their start; `train(pupil, name)` teaches one in place."""
+    found, losses = [pupil.module], []
+    found += [copy.deepcopy(pupil.module) for _ in range(members - 1)]
+    for i, module in enumerate(found):
+        if i:
+            initialise(module, streams(f"start of member {i}"))
+        losses.append(train(Pupil(module, pupil.ends, pupil.space, pupil.input_shape), f"student {i + 1} of {members}"))
+    return mean_network(found), sum(losses) / members
 
 
-def metric_scale(members: list[Pupil], lesson: Lesson) -> float:
-    """The size of the committee's gradients at the queries, as they are compared."""
-    rng = torch.Generator().manual_seed(0)
-    v = (torch.randint(2, lesson.values.shape, generator=rng) * 2 - 1).to(lesson.x)
-    with torch.enable_grad():
-        _, g = mean_answer(members, lesson.x, v)
-    g = g if lesson.metric is None else g * lesson.metric
-    return float(g.square().sum(1).mean()) or 1.0
+def mean_network(members: Sequence[nn.Module]) -> nn.Module:
+    """One network whose last layer answers the mean of the members'."""
+    K = len(members)
+    wide = copy.deepcopy(members[0])
+    rows = [weighted(m) for m in members]
+    last = len(rows[0]) - 1
+    names = [name for name, layer in wide.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    with torch.no_grad():
+        for i, name in enumerate(names):
+            weights = [r[i].weight for r in rows]
+            biases: list[Tensor] = [b for b in (r[i].bias for r in rows) if b is not None]     # of all, or of none
+            if i == last:
+                weight, bias = torch.cat(weights, 1) / K, torch.stack(biases).mean(0) if biases else None
+            else:
+                weight = torch.cat(weights) if i == 0 else blocks(weights)
+                bias = torch.cat(biases) if biases else None
+            put(wide.get_submodule(name), weight, bias)
+    if hasattr(wide, "preset"):
+        wide.preset = widened(wide)                                 # type: ignore[assignment]
+    return wide
 
+
+def weighted(module: nn.Module) -> list[nn.Linear | nn.Conv2d]:
+    return [layer for layer in module.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+
+
+def blocks(weights: Sequence[Tensor]) -> Tensor:
+    """Weights (out, in, ...) of layers side by side that do not meet: (K out, K in, ...)"""
+    K, (m, n) = len(weights), weights[0].shape[:2]
+    out = weights[0].new_zeros(K * m, K * n, *weights[0].shape[2:])
+    for k, w in enumerate(weights):
+        out[k * m:(k + 1) * m, k * n:(k + 1) * n] = w
+    return out
+
+
+def put(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    assert isinstance(layer, (nn.Linear, nn.Conv2d))
+    layer.weight = nn.Parameter(weight.clone())
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.clone())
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = weight.shape
+    else:
+        layer.out_channels, layer.in_channels = weight.shape[:2]
+
+
+def widened(module: nn.Module) -> dict[str, object]:
+    """The preset's name and arguments at the sizes that its layers have."""
+    preset = copy.deepcopy(module.preset)
+    assert isinstance(preset, dict)
+    sizes = [len(layer.weight) for layer in weighted(module)[:-1]]
+    own = {"two-layer": {"width": sizes[0]}, "mlp": {"widths": sizes},
+           "conv": {"width": sizes[0], "hidden": sizes[-1]}}[preset["name"]]
+    preset["arguments"].update(own)
+    return preset

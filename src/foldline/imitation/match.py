@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from foldline.errors import BadInput
 from foldline.imitation.asking import Asked, ask, open_oracle
+from foldline.imitation.committee import why_not
 from foldline.imitation.linear import only_linear, put, solve_affine
 from foldline.imitation.losses import Lesson, Pupil, Scores, query_metric, score_lesson
 from foldline.imitation.optimise import Plan, Taught, Trial, evaluating_all, rank_of, teach
@@ -62,7 +63,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
             answers: Literal["logits", "probabilities", "log-probabilities"] | None = None,
             link: Link = "identity", form: Form | None = None, samples: int = 50, sigma: float | None = None,
             path_steps: int = 50, baseline: float = 0.0, budget: int | None = None, steps: int | None = None,
-            plans: list[Plan] | None = None, committee: int = 0, soft: float = 0.0,
+            plans: list[Plan] | None = None, committee: int | None = None, soft: float = 0.0,
             input_shape: tuple[int, ...] | None = None, run: Path | str | None = None, repeat: bool | None = None,
             progress: Progress = silent) -> Imitation:
     """Train a copy of `student` on what `target` answers at `inputs` (n, d).
@@ -71,8 +72,9 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     link: what stands between the target and its answers here, as in link="softmax" for an API of probabilities.
     answers: what the answers are, where it cannot be read off them. match: the space of comparison.
     form: what the API does to explanations before it shows them; found by itself for d >= 16.
-    steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students are
-    averaged to teach the final one where explained queries are few (committee.py). A wider student does more.
+    steps or plans: fix the training instead of choosing it on held-out answers. committee: how many students, from
+    different starts, are averaged into one network that many times as wide (committee.py); None: 3 where 32 explained
+    queries or fewer are asked and the student's layers allow it, else 1. A wider student does more.
     soft: how soft the student's folds start (soften.py), where explanations are matched; 1.8x the time. The
     command passes NOISE_SOFTNESS for Gaussian queries.
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
@@ -81,6 +83,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     x = checked_inputs(inputs)
     if not 0 <= soft < math.inf:
         raise BadInput(f"soft must be zero or a positive number, not {soft}.")
+    if committee is not None and committee > 1 and why_not(student) is not None:
+        raise BadInput(f"committee={committee} cannot be: {why_not(student)}.")
     student, made = fresh(student, streams)
     shape = input_shape or getattr(student, "input_shape", None) or conv_input_shape(student)
     k = checked_student(student, shape, x.shape[1])
@@ -101,6 +105,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     lesson, ends = lesson_of(asked, student, k, match, answers)
     pupil = Pupil(student, ends, lesson.space, tuple(shape) if shape else None)
     affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, soft, progress)
+    if taught is not None and not affine:
+        student = taught.module
     student.eval()
     loss = taught.loss if taught else float("nan")
     return Imitation(
@@ -112,7 +118,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
 
 
 def learn(pupil: Pupil, lesson: Lesson, streams: Streams, steps: int | None, plans: list[Plan] | None,
-          committee: int, soft: float, progress: Progress) -> tuple[bool, Taught | None, Scores | None]:
+          committee: int | None, soft: float, progress: Progress) -> tuple[bool, Taught | None, Scores | None]:
     """(solved by algebra?, what training did, scores on answers that were not seen)"""
     layer = only_linear(pupil.module)
     if layer is None:

@@ -3,8 +3,8 @@
 A run is Adam with warm-up and cosine decay on unbiased draws of the joint loss. With one to a few dozen queries every
 step sees them all; the noise is only in the projection of the outputs. Candidates are compared after a fifth of the
 steps on answers they did not see; with five or more such answers the best is run twice as long, and kept short if that
-made it clearly worse; the final student starts afresh with all answers (and a committee, committee.py, where one is
-wanted and they are few). Test labels and test images play no part.
+made it clearly worse; the final student starts afresh with all answers, and where they are few so do some more, whose
+mean it becomes (committee.py). Test labels and test images play no part.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from foldline.imitation.committee import MOST_QUERIES, committee_loss, gather_committee
+from foldline.imitation.committee import gather, members_for
 from foldline.imitation.losses import Lesson, Pupil, Scores, ValueLoss, joint_loss, score_lesson
 from foldline.imitation.soften import Softened, tau_at
 from foldline.randomness import Streams
@@ -55,6 +55,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Taught:
+    module: nn.Module           # the student, or the mean of several
     plan: Plan
     trials: tuple[Trial, ...]
     held_out: Scores | None     # of the chosen plan; None where nothing could be held out
@@ -77,9 +78,9 @@ def default_plans(lesson: Lesson, steps: int | None, soft: float = 0.0) -> list[
 
 
 def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None = None,
-          plans: Sequence[Plan] | None = None, committee: int = 0, soft: float = 0.0,
+          plans: Sequence[Plan] | None = None, committee: int | None = None, soft: float = 0.0,
           progress: Progress = silent) -> Taught:
-    """Choose a plan and train pupil.module with it, in place, from the parameters it has."""
+    """Choose a plan and train pupil.module with it, in place, from the parameters it has, and the committee with it."""
     start_time = time.perf_counter()
     start = copy.deepcopy(pupil.module.state_dict())
     plans = list(plans) if plans is not None else default_plans(lesson, steps, soft)
@@ -91,22 +92,26 @@ def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None =
         plan = default_of(plans)
         notes.append(f"With {lesson.n} answers none was held out: learning rate and lambda are the defaults.")
     pupil.module.load_state_dict(start)
-    extra, final = None, plan
-    few = lesson.explanations is not None and lesson.n <= MOST_QUERIES
-    if committee > 1 and few:
-        short = replace(plan, steps=max(1, int(0.6 * plan.steps)))
+    ends: list[tuple[Plan, int]] = []
 
-        def train(member: Pupil, name: str) -> None:
-            run(member, lesson, short, streams=streams, name=name, progress=progress)
+    def train(one: Pupil, name: str) -> float:
+        end, loss, retried = run(one, lesson, plan, streams=streams, name=name, progress=progress)
+        ends.append((end, retried))
+        return loss
 
-        members = gather_committee(pupil, train, streams, committee)
-        extra = committee_loss(members, lesson, max(plan.lam, 0.1))
-        final = short
-    final, loss, retried = run(pupil, lesson, final, streams=streams, name="final", progress=progress, extra=extra)
-    plan = replace(plan, lr=final.lr)
+    members = members_for(pupil.module, lesson.n if lesson.explanations is not None else None, committee)
+    module = pupil.module
+    if members > 1:
+        module, loss = gather(pupil, train, streams, members)
+        notes.append(f"The student is the mean of {members} that differ in their start, as one network of {members} "
+                     f"times the width.")
+    else:
+        loss = train(pupil, "final")
+    retried = sum(r for _, r in ends)
+    plan = replace(plan, lr=min(end.lr for end, _ in ends))
     if retried:
         notes.append(f"Training blew up {retried} times and was started again; the learning rate ended at {plan.lr:g}.")
-    return Taught(plan, tuple(trials), held_out, loss, time.perf_counter() - start_time, tuple(notes))
+    return Taught(module, plan, tuple(trials), held_out, loss, time.perf_counter() - start_time, tuple(notes))
 
 
 def default_of(plans: Sequence[Plan]) -> Plan:
@@ -149,15 +154,12 @@ def rank_of(scores: Scores) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-Extra = Callable[[Pupil, torch.Generator], Tensor]
-
-
-def run(pupil: Pupil, lesson: Lesson, plan: Plan, *, streams: Streams, name: str, progress: Progress = silent,
-        extra: Extra | None = None) -> tuple[Plan, float, int]:
+def run(pupil: Pupil, lesson: Lesson, plan: Plan, *, streams: Streams, name: str,
+        progress: Progress = silent) -> tuple[Plan, float, int]:
     """Train in place; (the plan in the end, the loss, how often it had to start again)."""
     start = copy.deepcopy(pupil.module.state_dict())
     for attempt in range(RETRIES + 1):
-        loss = descend(pupil, lesson, plan, streams, name, progress, extra)
+        loss = descend(pupil, lesson, plan, streams, name, progress)
         if math.isfinite(loss):
             return plan, loss, attempt
         pupil.module.load_state_dict(start)
@@ -165,8 +167,8 @@ def run(pupil: Pupil, lesson: Lesson, plan: Plan, *, streams: Streams, name: str
     return plan, math.inf, RETRIES
 
 
-def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: str, progress: Progress,
-            extra: Extra | None = None) -> float:
+def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: str,
+            progress: Progress) -> float:
     parameters = [p for p in pupil.module.parameters() if p.requires_grad]
     if not parameters:
         return 0.0
@@ -184,8 +186,6 @@ def descend(pupil: Pupil, lesson: Lesson, plan: Plan, streams: Streams, name: st
             folds.tau = tau_at(plan.soft, i / plan.steps)
             with folds if folds.tau else contextlib.nullcontext():
                 loss = joint_loss(pupil, part, lam=plan.lam, values=plan.values, rng=draws)
-            if extra is not None:
-                loss = loss + extra(pupil, draws)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
