@@ -63,7 +63,8 @@ def rows_in(file: str) -> list[dict[str, Any]]:
     """What the results file holds of the present way of training."""
     path = RESULTS / file
     rows = [json.loads(text) for text in path.read_text().splitlines()] if path.is_file() else []
-    return [r for r in rows if r.get("method") == method_of(r["explain"], r["queries_from"], r["data"], r["n"], r["student"])]
+    return [r for r in rows if r.get("method") ==
+            method_of(r["explain"], r["queries_from"], r["data"], r["n"], r["student"])]
 
 
 def data(name: str) -> Any:
