@@ -6,7 +6,7 @@
 
 Claim: unmixing recovers more than the published loop at the best of its published settings, in a hundredth of its CPU
 time. Methods: unmix; kkt with each published preset and m = 2n candidates; atoms; invert; the rows of the first layer
-themselves ("rows"). `--seconds` caps each method by the clock; time is this process's CPU time. A failure is a row.
+themselves ("rows"). `--seconds` caps each method by this process's CPU time, which is the time of the table. A failure is a row.
 The loop's candidates are kept along the way and judged after it has ended: `best` is the highest recovery it ever had
 and `cpu_at_best` when it first had it, chosen with the training set, which no attacker can.
 """
@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from victims_pretrain import CASES as VICTIMS
@@ -28,7 +29,8 @@ os.environ.setdefault("FOLDLINE_DATA", str(HERE.parent.parent / "shared" / "data
 RESULTS = HERE / "results" / "reconstruct_baselines.jsonl"
 
 CASES = ("small-start-mnist-n20", "everyday-mnist-n20", "everyday-cifar10-n50", "small-start-mnist-n100",
-         "everyday-mnist-n100", "everyday-cifar10-n100", "small-start-cifar10-n100")        # of victims_pretrain.py
+         "everyday-mnist-n100", "everyday-cifar10-n100", "small-start-cifar10-n100", "everyday-mnist-n200",
+         "everyday-cifar10-n200", "everyday-mnist-n500", "everyday-cifar10-n500")           # of victims_pretrain.py
 METHODS = ("unmix", "rows", "atoms", "invert", "kkt mnist-a", "kkt mnist-b", "kkt cifar10-a", "kkt cifar10-b")
 
 
@@ -58,7 +60,9 @@ def main() -> None:
 def measured(case: str, seed: int, method: str, seconds: float) -> dict[str, Any]:
     import foldline as fl
     from foldline.errors import FoldlineError
+    from foldline.reconstruction import kkt
     from foldline.victims.cache import victim
+    kkt.time = SimpleNamespace(monotonic=time.process_time)         # a busy machine does not cut the loop short
     v = victim(*VICTIMS[case], seed=seed)
     row: dict[str, Any] = {"victim": case, "seed": seed, "method": method, "cap": seconds,
                            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
