@@ -7,8 +7,8 @@
 Claim: unmixing recovers more than the published loop at the best of its published settings, in a hundredth of its CPU
 time. Methods: unmix; kkt with each published preset and m = 2n candidates; atoms; invert; the rows of the first layer
 themselves ("rows"). `--seconds` caps each method by this process's CPU time, which is also the table's. A failure is
-a row. The loop's candidates are kept along the way and judged after it has ended: `best` is the highest recovery it ever had
-and `cpu_at_best` when it first had it, chosen with the training set, which no attacker can.
+a row. The loop's candidates are kept along the way and judged after it has ended: `best` is the highest recovery it
+ever had and `cpu_at_best` when it first had it, chosen with the training set, which no attacker can.
 """
 
 from __future__ import annotations
