@@ -38,11 +38,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 
     "conv-wide": ("conv", {"width": 16, "hidden": 512}),
     "conv-5x5": ("conv", {"width": 10, "kernel": 5}),
     "conv-5x5-wide": ("conv", {"width": 10, "kernel": 5, "hidden": 512}),
+    # The example that comes with PyTorch, 10 and 20 channels, 5 x 5 without padding, 320-50-10: two convolutions, each
+    # with a max-pool, and two dense layers, as paper 000 describes its own without sizes.
+    "conv-example": ("conv", {"width": 10, "kernel": 5, "hidden": 50, "padded": False}),
+    "conv-example-wide": ("conv", {"width": 10, "kernel": 5, "hidden": 512, "padded": False}),
     "vgg11": ("vgg11", {"width": 8}),
     "resnet18": ("resnet18", {"width": 8}),
 }
 QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
-EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "conv-5x5": 3, "vgg11": 8, "resnet18": 6}
+EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "conv-5x5": 3, "conv-example": 3, "vgg11": 8, "resnet18": 6}
 CIFAR_EPOCHS = {"conv": 10}
 
 

@@ -87,6 +87,15 @@ def test_mistakes_are_sentences(name: str, arguments: dict[str, object]) -> None
         build(name, input_shape=(8, 8), outputs=2, **arguments)
 
 
+def test_convolutions_without_padding_leave_fewer_pixels() -> None:
+    net = build("conv", input_shape=(28, 28), outputs=10, rng=generator(0), width=10, kernel=5, hidden=50, padded=False)
+    sizes = [tuple(p.shape) for p in net.parameters() if p.ndim > 1]
+    assert sizes == [(10, 1, 5, 5), (20, 10, 5, 5), (50, 320), (10, 50)]
+    assert net(torch.rand(3, 784)).shape == (3, 10)
+    with pytest.raises(BadInput, match="without padding"):
+        build("conv", input_shape=(12, 12), outputs=2, kernel=5, padded=False)
+
+
 def test_convolutions_refuse_plain_vectors() -> None:
     with pytest.raises(BadInput, match="needs images"):
         build("conv", input_shape=(64,), outputs=2)

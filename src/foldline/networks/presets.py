@@ -148,18 +148,25 @@ def mlp(shape: Shape, outputs: int, widths: Sequence[int] = (1000, 1000), biases
     return Dense(*layers)
 
 
-def conv(shape: Shape, outputs: int, width: int = 32, kernel: int = 3, hidden: int | None = None) -> nn.Module:
-    """Two convolutions (width, 2 width), each with ReLU and max-pool, and two dense layers (`hidden`, else 4 width)."""
+def conv(shape: Shape, outputs: int, width: int = 32, kernel: int = 3, hidden: int | None = None,
+         padded: bool = True) -> nn.Module:
+    """Two convolutions (width, 2 width), each with ReLU and max-pool, and two dense layers (`hidden`, else 4 width).
+
+    padded: convolutions keep the size of a picture; without, each takes kernel - 1 pixels off.
+    """
     hidden = 4 * width if hidden is None else hidden
     positive(width=width, kernel=kernel, hidden=hidden)
     H, W, C = image_of(shape)
-    if min(H, W) < 4 or kernel % 2 == 0:
-        raise BadInput(f"The conv preset needs images of at least 4 x 4 and an odd kernel, not {H} x {W} and {kernel}.")
-    flat = 2 * width * (H // 4) * (W // 4)
+    lost = 0 if padded else kernel - 1
+    left = [((side - lost) // 2 - lost) // 2 for side in (H, W)]                # pixels behind the second pool
+    if min(left) < 1 or kernel % 2 == 0:
+        raise BadInput(f"The conv preset needs an odd kernel and images that leave a pixel behind two convolutions and "
+                       f"pools, not {H} x {W} and {kernel}{'' if padded else ' without padding'}.")
+    pad = kernel // 2 if padded else 0
     return Pictures(shape, nn.Sequential(
-        nn.Conv2d(C, width, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(), nn.Linear(hidden, outputs)))
+        nn.Conv2d(C, width, kernel, padding=pad), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, kernel, padding=pad), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(2 * width * left[0] * left[1], hidden), nn.ReLU(), nn.Linear(hidden, outputs)))
 
 
 def vgg11(shape: Shape, outputs: int, width: int = 64, norm: bool = True) -> nn.Module:
