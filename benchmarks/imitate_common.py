@@ -167,7 +167,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
             told, plans = None, [Plan(lr, 1.0, steps or 1500, 64, "cross_entropy") for lr in (3e-3, 1e-3)]
         result = fl.imitate(f, network(student, name, streams("student")), x, told, rng=streams("imitate"),
                             output=output, samples=samples, sigma=sigma_times * PIXEL_STD[name], plans=plans,
-                            soft=NOISE_SOFTNESS if kind == "gaussian" else 0.0, **fixed)
+                            soft=NOISE_SOFTNESS if kind.startswith("gaussian") else 0.0, **fixed)
         d = data(name)
         score = score_imitation(result.network, f, d.pixels_test.float() / d.white, d.y_test)
         row = {**case, **asdict(score), **as_row(result)}

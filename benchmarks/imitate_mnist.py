@@ -43,6 +43,7 @@ CASES: dict[str, Case] = {
     "conv-values": ("conv", "conv-wide", "data", None, [100, 1000, 10_000]),
     "conv-cross-entropy": ("conv", "conv", "data", "cross_entropy", [100, 1000, 10_000]),
     "conv-gaussian-gradient": ("conv", "conv-wide", "gaussian", "gradient", [10, 100]),
+    "conv-gaussian-unit-gradient": ("conv", "conv-wide", "gaussian-unit", "gradient", [10, 100]),
     "conv-smooth-gradient": ("conv", "conv-wide", "smooth", "gradient", [10, 100]),
     "conv-gaussian-values": ("conv", "conv-wide", "gaussian", None, [10_000]),
     "1-by-2-gradient": ("1-layer", "2-layer-wide", "spread", "gradient", [1, 10, 100]),
@@ -119,6 +120,7 @@ def figure(path: str) -> None:
     from foldline.reports.figures import draw
     from foldline.reports.figures_imitate import PAPER, imitation_curves
     names = {("blended", "gradient"): "gradient, blends", ("gaussian", "gradient"): "gradient, N(0, I)",
+             ("gaussian-unit", "gradient"): "gradient, N(0, I) of raw pixels",
              ("smooth", "gradient"): "gradient, smooth noise", ("data", None): "values, rows",
              ("gaussian", None): "values, N(0, I)"}
     shown = [row | {"explain": names[row["queries_from"], row["explain"]]} for row in plain_rows()
