@@ -48,6 +48,7 @@ class Lesson:
     value_scale: float                  # mean |values|^2 per row
     explanation_scale: float            # mean |explanations|^2 per row, all explained outputs together
     metric: Tensor | None = None        # (d,): what explanations were multiplied by before they are compared
+    smoothing: Callable[[Tensor], Tensor] | None = None     # what they were mapped by after that (deep.py)
 
     @property
     def n(self) -> int:
@@ -58,7 +59,7 @@ class Lesson:
             return None if t is None else t[rows]
         return Lesson(self.x[rows], self.values[rows], pick(self.probabilities), pick(self.explanations),
                       pick(self.of), self.space, self.recipe, self.form, self.value_scale, self.explanation_scale,
-                      self.metric)
+                      self.metric, self.smoothing)
 
     def factor(self) -> Tensor | None:
         """(n, d) or (d,): from the student's gradient to what its explanation is compared as."""
@@ -140,7 +141,8 @@ def offset(lesson: Lesson, rng: torch.Generator) -> Tensor:
 
 def scaled(g: Tensor, lesson: Lesson) -> Tensor:
     factor = lesson.factor()
-    return g if factor is None else g * factor
+    g = g if factor is None else g * factor
+    return g if lesson.smoothing is None else lesson.smoothing(g)
 
 
 def query_metric(x: Tensor) -> Tensor | None:

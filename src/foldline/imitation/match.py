@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from foldline.errors import BadInput
 from foldline.imitation.asking import Asked, ask, open_oracle
 from foldline.imitation.committee import why_not
+from foldline.imitation.deep import prepared
 from foldline.imitation.linear import only_linear, put, solve_affine
 from foldline.imitation.losses import Lesson, Pupil, Scores, query_metric, score_lesson
 from foldline.imitation.optimise import Plan, Taught, Trial, evaluating_all, rank_of, teach
@@ -104,6 +105,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
         return nothing(asked, output, provenance)
     lesson, ends = lesson_of(asked, student, k, match, answers)
     pupil = Pupil(student, ends, lesson.space, tuple(shape) if shape else None)
+    lesson = prepared(pupil, lesson)
     affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, soft, progress)
     if taught is not None and not affine:
         student = taught.module

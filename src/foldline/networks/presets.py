@@ -20,13 +20,20 @@ from torch.nn import functional as F
 from foldline.errors import BadInput
 
 Shape = tuple[int, ...]
+Start = Literal["default", "he"]
 Biases = Literal["all", "hidden", "first", "none"]
 VGG11 = (1, 0, 2, 0, 4, 4, 0, 8, 8, 0, 8, 8, 0)         # multiples of the width, 0 is a max-pool
 
 
 def build(name: str, *, input_shape: Sequence[int], outputs: int = 1, rng: torch.Generator | None = None,
-          dtype: torch.dtype = torch.float32, **arguments: Any) -> nn.Module:
-    """The network `name`; `width`, `widths`, `biases`, ... as its own function below takes them."""
+          dtype: torch.dtype = torch.float32, start: Start = "default", **arguments: Any) -> nn.Module:
+    """The network `name`; `width`, `widths`, `biases`, ... as its own function below takes them.
+
+    start: "default" is PyTorch's; "he" keeps the size of the signal through ReLUs, which deep networks without batch
+    normalisation need (vgg11 with norm=False).
+    """
+    if start not in ("default", "he"):
+        raise BadInput(f"start must be 'default' or 'he', not {start!r}.")
     if name not in BUILDERS:
         raise BadInput(f"There is no network preset {name!r}; there are {', '.join(BUILDERS)}.")
     shape = tuple(int(s) for s in input_shape)
@@ -38,7 +45,7 @@ def build(name: str, *, input_shape: Sequence[int], outputs: int = 1, rng: torch
     except TypeError as error:
         raise BadInput(f"The network preset {name!r} does not take these arguments: {error}.") from error
     module = module.to(dtype).to_empty(device="cpu")
-    initialise(module, rng)
+    initialise(module, rng, start)
     module.input_shape = shape                          # type: ignore[assignment]
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
     described = {"name": name, "arguments": {"input_shape": list(shape), "outputs": outputs, **plain}}
@@ -46,14 +53,15 @@ def build(name: str, *, input_shape: Sequence[int], outputs: int = 1, rng: torch
     return module
 
 
-def initialise(module: nn.Module, rng: torch.Generator | None) -> None:
-    """PyTorch's default start, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and biases; zeros without an rng."""
+def initialise(module: nn.Module, rng: torch.Generator | None, start: Start = "default") -> None:
+    """PyTorch's default start, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and biases; zeros without an rng. He's
+    is U(-sqrt(6/fan_in), sqrt(6/fan_in)) for weights, of variance 2/fan_in, and biases zero."""
     for layer in module.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
             bound = 1 / math.sqrt(max(layer.weight[0].numel(), 1))
-            for p in (layer.weight, layer.bias):
-                if p is not None:
-                    fill_uniform(p, bound, rng)
+            fill_uniform(layer.weight, bound if start == "default" else math.sqrt(6) * bound, rng)
+            if layer.bias is not None:
+                fill_uniform(layer.bias, bound if start == "default" else 0.0, rng)
         elif isinstance(layer, nn.BatchNorm2d):
             layer.reset_parameters()                    # ones and zeros: draws nothing
 
@@ -171,7 +179,8 @@ def conv(shape: Shape, outputs: int, width: int = 32, kernel: int = 3, hidden: i
 
 def vgg11(shape: Shape, outputs: int, width: int = 64, norm: bool = True) -> nn.Module:
     """Eight convolutions and three dense layers; width 64 is the published size. `norm` adds batch normalisation,
-    without which it hardly trains from a default start. Pools round up, so that 28 x 28 images pass too."""
+    which the published one does not have; without it, it needs start="he". Pools round up, so that 28 x 28 images pass
+    too."""
     positive(width=width)
     _, _, C = image_of(shape)
     layers: list[nn.Module] = []
