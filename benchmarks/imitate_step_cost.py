@@ -15,17 +15,21 @@ from collections.abc import Callable
 import torch
 
 import foldline as fl
+from foldline.imitation.deep import prepared
 from foldline.imitation.losses import Lesson, Pupil, joint_loss
 from foldline.networks.presets import build
 from foldline.oracles.explain import Recipe, explanations
 
 CASES = {"1-layer": ("logistic", {}, (28, 28)), "2-layer": ("two-layer", {"width": 128}, (28, 28)),
          "conv": ("conv", {"width": 16}, (28, 28)), "conv-cifar": ("conv", {"width": 16}, (32, 32, 3)),
-         "vgg11": ("vgg11", {"width": 8}, (32, 32, 3)), "resnet18": ("resnet18", {"width": 8}, (32, 32, 3))}
+         "vgg11": ("vgg11", {"width": 8}, (32, 32, 3)),
+         "vgg11-plain": ("vgg11", {"width": 8, "norm": False}, (32, 32, 3)),
+         "resnet18": ("resnet18", {"width": 8}, (32, 32, 3))}
 
 
 def stepper(student: torch.nn.Module, lesson: Lesson, lam: float) -> Callable[[], None]:
-    pupil = Pupil(student, "logits", "logits", None)
+    pupil = Pupil(student, "logits", "logits", lesson_shape(student))
+    lesson = prepared(pupil, lesson)                    # as imitate does: deep students compare smoothed gradients
     optimiser = torch.optim.Adam(student.parameters(), 1e-3, fused=True)
     rng = fl.generator(0)
 
@@ -34,6 +38,12 @@ def stepper(student: torch.nn.Module, lesson: Lesson, lam: float) -> Callable[[]
         joint_loss(pupil, lesson, lam=lam, values="squared", rng=rng).backward()
         optimiser.step()
     return step
+
+
+def lesson_shape(student: torch.nn.Module) -> tuple[int, ...]:
+    shape = student.input_shape
+    assert isinstance(shape, tuple)
+    return shape
 
 
 def main() -> None:

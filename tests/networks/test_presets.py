@@ -11,7 +11,7 @@ from torch import nn
 
 import foldline as fl
 from foldline.errors import BadInput
-from foldline.networks.presets import BUILDERS, build
+from foldline.networks.presets import BUILDERS, Residual, build
 from foldline.randomness import generator
 
 SMALL = {"logistic": {}, "two-layer": {"width": 6}, "mlp": {"widths": (6, 5)}, "conv": {"width": 2},
@@ -108,3 +108,19 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         again = fl.load(tmp_path / "net.safetensors")
         x = torch.rand(3, 784, generator=generator(1))
         assert torch.equal(again(x), net(x)) and again.input_shape == (28, 28) and type(again) is type(net)
+
+
+def test_hes_start_keeps_the_signal_and_silences_residual_branches() -> None:
+    x = torch.rand(20, 16 * 16 * 3, generator=generator(1), dtype=torch.float64)
+
+    def spread(start: str) -> float:
+        net = build("vgg11", input_shape=(16, 16, 3), outputs=4, width=4, norm=False, start=start, dtype=torch.float64,
+                    rng=generator(0)).eval()
+        with torch.no_grad():
+            return float(net(x).std(0).mean())
+
+    assert spread("he") > 1000 * spread("default")
+    net = build("resnet18", input_shape=(16, 16, 3), outputs=4, width=2, start="he", rng=generator(0))
+    assert all(not m.norm2.weight.any() and m.norm1.weight.all() for m in net.modules() if isinstance(m, Residual))
+    with pytest.raises(BadInput, match="start"):
+        build("conv", input_shape=(16, 16), start="xavier")

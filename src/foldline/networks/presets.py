@@ -30,7 +30,7 @@ def build(name: str, *, input_shape: Sequence[int], outputs: int = 1, rng: torch
     """The network `name`; `width`, `widths`, `biases`, ... as its own function below takes them.
 
     start: "default" is PyTorch's; "he" keeps the size of the signal through ReLUs, which deep networks without batch
-    normalisation need (vgg11 with norm=False).
+    normalisation need (vgg11 with norm=False), and starts residual branches at zero (resnet18).
     """
     if start not in ("default", "he"):
         raise BadInput(f"start must be 'default' or 'he', not {start!r}.")
@@ -55,7 +55,8 @@ def build(name: str, *, input_shape: Sequence[int], outputs: int = 1, rng: torch
 
 def initialise(module: nn.Module, rng: torch.Generator | None, start: Start = "default") -> None:
     """PyTorch's default start, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weights and biases; zeros without an rng. He's
-    is U(-sqrt(6/fan_in), sqrt(6/fan_in)) for weights, of variance 2/fan_in, and biases zero."""
+    is U(-sqrt(6/fan_in), sqrt(6/fan_in)) for weights, of variance 2/fan_in, and biases zero; residual branches then
+    start silent, so that a ResNet starts as the few layers that its skips pass through."""
     for layer in module.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
             bound = 1 / math.sqrt(max(layer.weight[0].numel(), 1))
@@ -64,6 +65,10 @@ def initialise(module: nn.Module, rng: torch.Generator | None, start: Start = "d
                 fill_uniform(layer.bias, bound if start == "default" else 0.0, rng)
         elif isinstance(layer, nn.BatchNorm2d):
             layer.reset_parameters()                    # ones and zeros: draws nothing
+    if start == "he":
+        for layer in module.modules():
+            if isinstance(layer, Residual):
+                nn.init.zeros_(layer.norm2.weight)
 
 
 def fill_uniform(p: Tensor, bound: float, rng: torch.Generator | None) -> None:
