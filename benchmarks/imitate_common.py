@@ -44,6 +44,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 
     "conv-example-wide": ("conv", {"width": 10, "kernel": 5, "hidden": 512, "padded": False}),
     "vgg11": ("vgg11", {"width": 8}),
     "vgg11-plain": ("vgg11", {"width": 8, "norm": False}),      # as published, without batch normalisation
+    "vgg11-plain-wide": ("vgg11", {"width": 16, "norm": False}),
+    "resnet18-wide": ("resnet18", {"width": 16}),
     "resnet18": ("resnet18", {"width": 8}),
 }
 QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
@@ -60,10 +62,10 @@ def method_of(explain: str | None, kind: str, name: str, n: int, student: str) -
     """Raised where training changed: rows of another method stay in the file, and stand apart. 3: softened folds.
     4: inputs count alike where their variances differ by chance only (losses.query_metric). 5: the mean of several
     students where explained queries are few (committee.py). 6: students of many layers compare smoothed gradients
-    (deep.py)."""
+    (deep.py). 7: and choose between two rates at lambda 0.1."""
     explained = explain not in (None, "cross_entropy")
     if explained and student.startswith(("vgg11", "resnet18")):
-        return 6
+        return 7
     if explained and n <= MOST_QUERIES and student != "1-layer":
         return 5
     return 4 if explained and (kind in ("gaussian", "gaussian-unit", "smooth") or name == "cifar10") else 2
