@@ -2,11 +2,15 @@
 
     python benchmarks/reconstruct_toy.py                       # writes docs/images/toy.png
     python benchmarks/reconstruct_toy.py --quick --seeds 1     # fewer epochs, no picture
+    python benchmarks/reconstruct_toy.py --folds-only --first-seed 3 --seeds 5
 
-20 points on the unit circle with random labels, 100 candidates, no prior on them, a network 2-1000-1000-1 (--depth 2
-for 2-1000-1) with a small first layer, trained to loss 1e-6. The paper's claim: candidates end at training points. Not
+20 points on the unit circle with random labels, 100 candidates, no prior on them, a network 2-1000-1 (--depth 3 for
+2-1000-1000-1) with a small first layer, trained to loss 1e-6. The paper's claim: candidates end at training points. Not
 reproduced, and the row says why: `residual_at_truth` is what the training points themselves leave of theta with the
 best non-negative multipliers. It lies above the residual of the loop's 100 free candidates: the minimum is elsewhere.
+
+What the weights do show (toy_folds.py): units condense onto few lines, and these pass through training points. The
+row says how nearly, and what the places where three of them meet are worth, beside lines of random directions.
 A row per seed goes to benchmarks/results/reconstruct_toy.jsonl.
 """
 
@@ -22,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from toy_folds import fold_lines, folds_row, meetings
 
 import foldline as fl
 from foldline.randomness import Streams
@@ -80,13 +85,13 @@ def at_truth(layers: list[nn.Linear], x: Tensor, y: Tensor, alpha: float) -> flo
     return math.sqrt(max(float(loss(best)), 0.0) / squared_norm(theta))
 
 
-def run(seed: int, options: argparse.Namespace) -> tuple[dict[str, Any], Tensor, Tensor, Tensor, Tensor]:
+def run(seed: int, options: argparse.Namespace) -> tuple[dict[str, Any], nn.Sequential, Tensor, Tensor, Tensor]:
     streams = Streams(fl.generator(seed))
     x, y = circle(options.n, streams)
     network = trained(x, y, [options.width] * (options.depth - 1), streams)
     layers = [m for m in network if isinstance(m, nn.Linear)]
     cpu = time.process_time()
-    found, weights, reached, note = solve_kkt(
+    found, _, reached, note = solve_kkt(
         layers, streams=streams, low=None, high=None, m=options.m, lr=options.lr, lambda_lr=options.lambda_lr,
         sigma_x=options.sigma, alpha=options.alpha, lambda_min=options.lambda_min, epochs=options.epochs)
     distance = torch.cdist(found, x)                                # (m, n)
@@ -96,33 +101,50 @@ def run(seed: int, options: argparse.Namespace) -> tuple[dict[str, Any], Tensor,
            "candidates_near": int((distance.amin(1) < NEAR).sum()),
            "points_found": int((distance.amin(0) < NEAR).sum()),
            "by_chance": round(options.n * NEAR / math.pi, 3), "cpu_seconds": round(time.process_time() - cpu, 1),
-           "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    return row, x, y, found, weights
+           "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **folds_row(layers, x, NEAR)}
+    return row, network, x, y, found
 
 
-def picture(x: Tensor, y: Tensor, found: Tensor, weights: Tensor, path: Path) -> None:
+def picture(network: nn.Sequential, x: Tensor, y: Tensor, found: Tensor, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    figure = Figure(figsize=(4.6, 4.6), layout="constrained")
+    figure = Figure(figsize=(9.2, 4.9), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for label, colour in ((1, "tab:blue"), (-1, "tab:red")):
-        axes.scatter(*x[y == label].T.tolist(), s=90, facecolors="none", edgecolors=colour, linewidths=1.6,
-                     label=f"training points, label {label:+d}")
-    axes.scatter(*found.T.tolist(), s=4 + 30 * (weights / weights.max().clamp(min=1e-300)).numpy(), c="black",
-                 marker="x", linewidths=0.8, label="candidates")
-    axes.set_aspect("equal")
-    axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), xticks=[], yticks=[])
-    axes.legend(loc="center", frameon=False, fontsize=8)
+    both = figure.subplots(1, 2)
+    side = torch.linspace(-1.5, 1.5, 301, dtype=torch.float64)
+    grid = torch.stack(torch.meshgrid(side, side, indexing="xy"), 2)                # (301, 301, 2)
+    with torch.no_grad():
+        value = network(grid.reshape(-1, 2)).reshape(301, 301)
+    for axes in both:
+        axes.contour(side, side, value, levels=[0.0], colors="grey", linewidths=0.8, linestyles="dashed")
+        for label, colour in ((1, "tab:blue"), (-1, "tab:red")):
+            axes.scatter(*x[y == label].T.tolist(), s=90, facecolors="none", edgecolors=colour, linewidths=1.6,
+                         label=f"training points, label {label:+d}", zorder=3)
+        axes.set_aspect("equal")
+        axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), xticks=[], yticks=[])
+    inside = int((found.abs() <= 1.5).all(1).sum())
+    both[0].scatter(*found.T.tolist(), s=14, c="black", marker="x", linewidths=0.8, label="candidates")
+    both[0].set_title(f"The published loop: {len(found)} candidates, {inside} of them in the frame", fontsize=9)
+    u, at = fold_lines([m for m in network if isinstance(m, nn.Linear)])
+    along = torch.stack([-u[:, 1], u[:, 0]], 1)
+    for a, b in zip(at[:, None] * u - 3 * along, at[:, None] * u + 3 * along, strict=True):
+        both[1].plot([float(a[0]), float(b[0])], [float(a[1]), float(b[1])], c="tab:green", lw=0.6)
+    met = meetings(u, at)
+    both[1].scatter(*met.T.tolist(), s=26, c="black", marker="+", linewidths=1.0, label="three folds meet", zorder=4)
+    both[1].set_title(f"The folds of the first layer: {len(u)} different lines", fontsize=9)
+    for axes in both:
+        axes.legend(loc="upper right", fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--folds-only", action="store_true", help="without the loop")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--width", type=int, default=1000)
     parser.add_argument("-n", type=int, default=20)
     parser.add_argument("-m", type=int, default=100)
@@ -132,21 +154,35 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--alpha", type=float, default=50.0)
     parser.add_argument("--lambda-min", type=float, default=0.01)
+    parser.add_argument("--drawn", type=int, default=1, help="seed of the picture")
     parser.add_argument("--picture", type=Path, default=HERE.parent / "docs" / "images" / "toy.png")
     options = parser.parse_args()
     if options.quick:
         options.epochs = min(options.epochs, 1000)
-    for seed in range(options.seeds):
-        row, x, y, found, weights = run(seed, options)
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        if options.folds_only:
+            streams = Streams(fl.generator(seed))
+            x, y = circle(options.n, streams)
+            network = trained(x, y, [options.width] * (options.depth - 1), streams)
+            read = {"seed": seed, "depth": options.depth, "width": options.width, "n": options.n, "folds_only": True,
+                    **folds_row([m for m in network if isinstance(m, nn.Linear)], x, NEAR)}
+            with (HERE / "results" / "reconstruct_toy.jsonl").open("a") as out:
+                out.write(json.dumps(read) + "\n")
+            print(read, flush=True)
+            continue
+        row, network, x, y, found = run(seed, options)
         print(f"seed {seed}: {row['candidates_near']} of {options.m} candidates within {NEAR} of a training point (by "
               f"chance {row['by_chance']:.0%} of those on the circle), {row['points_found']} of {options.n} points "
               f"found, residual {row['residual']:.3g} (at the training points "
-              f"{row['residual_at_truth']:.3g}), {row['cpu_seconds']} s CPU", flush=True)
+              f"{row['residual_at_truth']:.3g}), {row['cpu_seconds']} s CPU; {row['lines']} fold lines, "
+              f"{row['lines_on_points']:.0%} within 0.01 of a training point (turned circles "
+              f"{row['lines_on_turned']:.0%}), {row['meetings']} meetings of three, {row['meetings_right']} right, "
+              f"random lines {row['meetings_random']}", flush=True)
         if not options.quick:
             with (HERE / "results" / "reconstruct_toy.jsonl").open("a") as out:
                 out.write(json.dumps(row) + "\n")
-            if seed == 0:
-                picture(x, y, found, weights, options.picture)
+            if seed == options.drawn:
+                picture(network, x, y, found, options.picture)
 
 
 if __name__ == "__main__":
