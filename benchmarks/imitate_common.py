@@ -45,8 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 
     "vgg11": ("vgg11", {"width": 8}),
     "vgg11-plain": ("vgg11", {"width": 8, "norm": False}),      # as published, without batch normalisation
     "vgg11-plain-wide": ("vgg11", {"width": 16, "norm": False}),
-    "resnet18-wide": ("resnet18", {"width": 16}),
-    "resnet18": ("resnet18", {"width": 8}),
+    "resnet18": ("resnet18", {"width": 8, "start": "he"}),
 }
 QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
 EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "conv-5x5": 3, "conv-example": 3, "vgg11": 8, "resnet18": 6,
