@@ -39,9 +39,12 @@ CASES: dict[str, tuple[str, str, int, int | None, str]] = {
     "biases n100": ("small-start-biases", "cifar10", 100, None, "1000-1000 (non-homogeneous)"),
     "standard n10": ("standard-start", "cifar10", 10, None, "Table 2: standard start"),
     "standard n50": ("standard-start", "cifar10", 50, None, "Table 2: standard start"),
-    "sgd n100": ("mini-batch", "cifar10", 100, 2000, "Table 2: SGD, short"),
-    "10k n100": ("epochs-10k", "cifar10", 100, 3000, "Table 2: 10k epochs, short"),
-    "10k mnist n100": ("epochs-10k", "mnist", 100, 3000, "Table 2: 10k epochs (MNIST), short"),
+    "sgd": ("mini-batch", "cifar10", 500, 500, "Table 2: SGD, 500 of its 10,000 epochs"),
+    "10k": ("epochs-10k", "cifar10", 500, 1000, "Table 2: 1,000 of its 10,000 epochs"),
+    "10k mnist": ("epochs-10k", "mnist", 500, 1000, "Table 2 (MNIST): 1,000 of its 10,000 epochs"),
+    "sgd n100": ("mini-batch", "cifar10", 100, 2000, "SGD, 2,000 epochs"),
+    "10k n100": ("epochs-10k", "cifar10", 100, 3000, "3,000 of 10,000 epochs"),
+    "10k mnist n100": ("epochs-10k", "mnist", 100, 3000, "MNIST, 3,000 of 10,000 epochs"),
 }
 METHODS = ("unmix", "kkt")
 
