@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foldline.imitation.committee import weighted
 from foldline.imitation.losses import Lesson, Pupil
 
 FEWEST_LAYERS = 6               # the conv preset has 4, VGG-11 has 11
@@ -79,10 +80,6 @@ def prepared(pupil: Pupil, lesson: Lesson, *, length: float = LENGTH) -> Lesson:
     e = torch.cat([smoothing(part) for part in lesson.explanations.split(256)])
     spread = float(e.double().square().sum((1, 2)).mean())
     return replace(lesson, explanations=e, explanation_scale=spread or 1.0, smoothing=smoothing)
-
-
-def weighted(module: nn.Module) -> list[nn.Module]:
-    return [m for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
 
 
 def scale_start(pupil: Pupil, lesson: Lesson) -> bool:
