@@ -117,7 +117,7 @@ def plain_rows(file: str = FILE) -> list[dict[str, Any]]:
 
 def figure(path: str) -> None:
     """Conv: gradients, values and Gaussian queries, with the points that the paper states."""
-    from foldline.reports.figures import draw
+    from foldline.reports.figures import draw_alone
     from foldline.reports.figures_imitate import PAPER, imitation_curves
     names = {("blended", "gradient"): "gradient, blends", ("gaussian", "gradient"): "gradient, N(0, I)",
              ("gaussian-unit", "gradient"): "gradient, N(0, I) of raw pixels",
@@ -132,12 +132,12 @@ def figure(path: str) -> None:
     assert len(gaussian) == len(PAPER["mnist", "conv", "gaussian"])
     for s in gaussian:
         s.name = f"{s.name}, N(0, I)"
-    Path(path).write_text(draw(curves.model_copy(update={"series": [*curves.series, *gaussian]})))
+    Path(path).write_text(draw_alone(curves.model_copy(update={"series": [*curves.series, *gaussian]})))
 
 
 def classes(path: str) -> None:
     """Figure 3 of the paper: students of another class than the target, gradients and values."""
-    from foldline.reports.figures import draw
+    from foldline.reports.figures import draw_alone
     from foldline.reports.figures_imitate import imitation_curves
     shown = []
     for row in plain_rows():
@@ -145,7 +145,8 @@ def classes(path: str) -> None:
         if student != row["target"] and row["explain"] in ("gradient", None):
             name = f"{row['target']} by {student}, {row['explain'] or 'values'}"
             shown.append({k: v for k, v in row.items() if k != "target_accuracy"} | {"explain": name})
-    Path(path).write_text(draw(imitation_curves(shown, title="Students of another class than the target, MNIST")))
+    shown.sort(key=lambda row: row["explain"])          # gradients beside values of the same pair
+    Path(path).write_text(draw_alone(imitation_curves(shown, title="Students of another class than the target, MNIST")))
 
 
 def table(file: str) -> None:

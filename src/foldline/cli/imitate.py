@@ -141,10 +141,10 @@ def command(
                                  for share, n in queries_needed(curve, goal).items())
                 say(f"{kind or 'values'}: queries for a share of the target's accuracy ({goal:.4f}): {need}")
     if figure is not None:
-        from foldline.reports.figures import draw
+        from foldline.reports.figures import draw_alone
         from foldline.reports.figures_imitate import imitation_curves
         paper = paper_case(queries, test, student)
-        figure.write_text(draw(imitation_curves(rows, title=f"Imitating {target}", paper=paper)))
+        figure.write_text(draw_alone(imitation_curves(rows, title=f"Imitating {target}", paper=paper)))
         say(f"Wrote {figure}", markup_safe=str(figure))
     if out is not None and last is not None and last.network is not None:
         try:

@@ -11,6 +11,7 @@ import io
 import math
 import re
 import xml.etree.ElementTree as ET
+from importlib import resources
 from typing import Any
 
 from foldline.reports.document import Curves, Folds, Scores, Spectrum
@@ -32,19 +33,31 @@ RC: dict[str, Any] = {"svg.fonttype": "none", "text.parse_math": False, "font.si
       "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.8}
 
 
-def draw(figure: Any) -> str:
+def draw(figure: Any, size: tuple[float, float] = (5.8, 3.3)) -> str:
     """The SVG of one figure of the report; pictures are not drawn here, the page shows them as images."""
     painters: dict[str, Any] = {"spectrum": spectrum, "curves": curves, "folds": folds, "scores": scores}
     import matplotlib
     from matplotlib.figure import Figure as Canvas
     settings: Any = {**RC, "svg.hashsalt": figure.id}
     with matplotlib.rc_context(settings):
-        canvas = Canvas(figsize=(5.8, 3.3), layout="constrained")
+        canvas = Canvas(figsize=size, layout="constrained")
         painters[figure.kind](figure, canvas.add_subplot())
         out = io.StringIO()
         canvas.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None,
                                                                       "Type": None})
     return page_svg(out.getvalue(), figure.id, figure.title, figure.alt)
+
+
+def draw_alone(figure: Any) -> str:
+    """The same as a file of its own: the page's colours go with it, and a long legend gets the room it takes."""
+    many = len(getattr(figure, "series", ()))
+    svg = draw(figure, (7.2, 3.3 + 0.11 * many))
+    css = resources.files("foldline.reports").joinpath("templates/report.css").read_text()
+    colours = re.findall(r"--[a-z]+: #[0-9a-f]+;", css[:css.index("}")])        # of the light theme, which comes first
+    rules = [line for line in css.splitlines() if line.startswith("svg .")]
+    style = "\n".join([f":root {{ {' '.join(colours)} background: var(--card); font-family: sans-serif; }}", *rules])
+    start = svg.index(">") + 1
+    return f"{svg[:start]}<style>{style}</style>{svg[start:]}\n"
 
 
 def spectrum(figure: Spectrum, axes: Any) -> None:
@@ -73,9 +86,9 @@ def curves(figure: Curves, axes: Any) -> None:
     for i, s in enumerate(figure.series):
         points = [(a, b) for a, b in zip(s.x, s.y, strict=True) if b is not None and math.isfinite(b)]
         x, y = [a for a, _ in points], [b for _, b in points]
-        colour = CYCLE[i % 4]
-        line = {"line": DASHES[i % 4], "points": "none", "step": DASHES[i % 4], "dashed": (0, (4, 3))}[s.style]
-        marker = MARKERS[i % 4] if s.style == "points" or len(x) <= 20 else None
+        colour, other = CYCLE[i % 4], (i + i // 4) % 4      # the fifth has the first one's colour and another mark
+        line = {"line": DASHES[other], "points": "none", "step": DASHES[other], "dashed": (0, (4, 3))}[s.style]
+        marker = MARKERS[other] if s.style == "points" or len(x) <= 20 else None
         axes.plot(x, y, linestyle=line, marker=marker, markersize=5, color=colour, label=label(s.name),
                   drawstyle="steps-post" if s.style == "step" else "default")
     if figure.log_x:
