@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from torch import nn
 
 import foldline as fl
 from foldline.errors import BadInput
-from foldline.imitation.committee import MOST_QUERIES, mean_network, members_for, why_not
+from foldline.imitation.committee import MOST_QUERIES, gather, mean_network, members_for, why_not
+from foldline.imitation.losses import Pupil
 from foldline.networks.presets import build
+from foldline.randomness import Streams
 
 STUDENTS: dict[str, dict[str, Any]] = {
     "two-layer": {"input_shape": (6,), "outputs": 3, "width": 5},
@@ -66,3 +70,19 @@ def test_few_explained_queries_get_a_committee_by_default_and_others_do_not() ->
     assert members_for(student, MOST_QUERIES, None) == 3
     assert members_for(student, MOST_QUERIES + 1, None) == members_for(student, None, None) == 1
     assert members_for(student, 10, 1) == 1 and members_for(student, None, 5) == 5
+
+
+@pytest.mark.parametrize(("losses", "averaged"), [((1.0, math.inf, 3.0), 2), ((math.inf,) * 3, 1)])
+def test_a_member_that_blew_up_is_left_out(losses: tuple[float, ...], averaged: int) -> None:
+    student = build("two-layer", rng=fl.generator(0), **STUDENTS["two-layer"])
+    start, ends, seen = copy.deepcopy(student), list(losses), []
+
+    def train(pupil: Pupil, name: str) -> float:
+        seen.append(pupil.module)
+        return ends.pop(0)
+
+    network, loss, used = gather(Pupil(student, "logits", "logits", None), train, Streams(fl.generator(1)), 3)
+    x = torch.rand(4, 6)
+    assert used == averaged and loss == (2.0 if averaged == 2 else math.inf)
+    expected = (seen[0](x) + seen[2](x)) / 2 if averaged == 2 else start(x)
+    assert torch.allclose(network(x), expected, atol=1e-6)

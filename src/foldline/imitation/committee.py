@@ -9,6 +9,7 @@ the mean is written out as one network, exactly, and no row of the target is ask
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -50,16 +51,22 @@ def why_not(module: nn.Module) -> str | None:
     return None if len(layers) > 1 and isinstance(layers[-1], nn.Linear) else "a committee needs two layers or more"
 
 
-def gather(pupil: Pupil, train: Train, streams: Streams, members: int) -> tuple[nn.Module, float]:
-    """(the mean of `members` students as one network, their mean loss). The first is pupil.module, from its own
-    parameters, the others differ in their start; `train(pupil, name)` teaches one in place."""
-    found, losses = [pupil.module], []
-    found += [copy.deepcopy(pupil.module) for _ in range(members - 1)]
+def gather(pupil: Pupil, train: Train, streams: Streams, members: int) -> tuple[nn.Module, float, int]:
+    """(the mean of `members` students as one network, their mean loss, how many it is the mean of).
+
+    The first is pupil.module, from its own parameters, the others differ in their start; `train(pupil, name)` teaches
+    one in place. One whose training did not stay finite is left out; if none did, the first comes back as it started.
+    """
+    found = [pupil.module, *(copy.deepcopy(pupil.module) for _ in range(members - 1))]
+    losses = []
     for i, module in enumerate(found):
         if i:
             initialise(module, streams(f"start of member {i}"))
         losses.append(train(Pupil(module, pupil.ends, pupil.space, pupil.input_shape), f"student {i + 1} of {members}"))
-    return mean_network(found), sum(losses) / members
+    good = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
+    if not good:
+        return pupil.module, math.inf, 1
+    return mean_network([found[i] for i in good]), sum(losses[i] for i in good) / len(good), len(good)
 
 
 def mean_network(members: Sequence[nn.Module]) -> nn.Module:

@@ -105,9 +105,10 @@ def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None =
     members = members_for(pupil.module, lesson.n if lesson.explanations is not None else None, committee)
     module = pupil.module
     if members > 1:
-        module, loss = gather(pupil, train, streams, members)
-        notes.append(f"The student is the mean of {members} that differ in their start, as one network of {members} "
-                     f"times the width.")
+        module, loss, averaged = gather(pupil, train, streams, members)
+        if averaged > 1:
+            notes.append(f"The student is the mean of {averaged} that differ in their start, as one network of "
+                         f"{averaged} times the width.")
     else:
         loss = train(pupil, "final")
     retried = sum(r for _, r in ends)
