@@ -14,6 +14,9 @@ import imitate_common as ic
 FILE = "imitate_cifar.jsonl"
 CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
     "conv-gradient": ("conv", "conv-wide", "blended", "gradient", [10, 100]),
+    "conv-broad-gradient": ("conv", "conv-broad", "blended", "gradient", [10, 30, 100]),
+    "conv-broad-values": ("conv", "conv-broad", "data", None, [1000, 4000]),
+    "conv-broad-smoothgrad": ("conv", "conv-broad", "blended", "smoothgrad", [100]),
     "conv-data-gradient": ("conv", "conv-wide", "data", "gradient", [10, 100]),
     "conv-smoothgrad": ("conv", "conv-wide", "blended", "smoothgrad", [100]),
     "conv-values": ("conv", "conv-wide", "data", None, [100, 1000, 4000]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 
     "2-layer-wide": ("two-layer", {"width": 1024}),     # wide ones are students only
     "conv": ("conv", {"width": 16}),
     "conv-wide": ("conv", {"width": 16, "hidden": 512}),
+    "conv-broad": ("conv", {"width": 64, "hidden": 512}),
     "conv-5x5": ("conv", {"width": 10, "kernel": 5}),
     "conv-5x5-wide": ("conv", {"width": 10, "kernel": 5, "hidden": 512}),
     # The example that comes with PyTorch, 10 and 20 channels, 5 x 5 without padding, 320-50-10: two convolutions, each
@@ -48,11 +49,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 
     "resnet18": ("resnet18", {"width": 8, "start": "he"}),
 }
 QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
-EPOCHS = {"1-layer": 5, "2-layer": 5, "conv": 3, "conv-5x5": 3, "conv-example": 3, "vgg11": 8, "resnet18": 6,
-          "vgg11-plain": 10}
-CIFAR_EPOCHS = {"conv": 10}
-RATES = {"vgg11-plain": 2e-3}                           # others: 3e-3
 
+
+@dataclass(frozen=True)
+class Training:
+    """How a target was trained on labels: one cycle of the learning rate, batches of 128."""
+
+    epochs: int
+    rate: float = 3e-3
+    decay: float = 0.0                                  # AdamW's, or SGD's weight decay
+    momentum: float | None = None                       # SGD with this momentum instead of Adam
+
+
+TRAINING = {"1-layer": Training(5), "2-layer": Training(5), "conv": Training(3), "conv-5x5": Training(3),
+            "conv-example": Training(3), "vgg11": Training(8), "resnet18": Training(6),
+            "vgg11-plain": Training(10, rate=2e-3), "cifar10 conv": Training(10)}
+# The same convolutional network, trained otherwise (imitate_training.py).
+TRAINED = {"conv-once": Training(1), "conv-decay-1": Training(3, decay=1.0), "conv-decay-3": Training(3, decay=3.0),
+           "conv-sgd": Training(6, 0.1, momentum=0.9), "conv-sgd-decay": Training(6, 0.1, 1e-3, 0.9)}
+MODELS |= dict.fromkeys(TRAINED, MODELS["conv"])
+TRAINING |= TRAINED
 
 _loaded: dict[str, Any] = {}
 
@@ -97,7 +113,7 @@ def network(model: str, name: str, rng: torch.Generator) -> nn.Module:
 
 
 def target(model: str, name: str, seed: int) -> nn.Module:
-    """Trained on labels with Adam, one cycle of the learning rate; read back from the cache if it is there."""
+    """Trained on labels as TRAINING says; read back from the cache if it is there."""
     sizes = "-".join(map(str, MODELS[model][1].values()))
     path = cache_folder() / "imitate" / f"{name}-{model}-{sizes}-{seed}.safetensors"
     if path.is_file():
@@ -108,14 +124,17 @@ def target(model: str, name: str, seed: int) -> nn.Module:
     if model == "vgg11-plain":
         initialise(net, streams("start"), "he")
     x, y = d.rows(rows, torch.float32), d.y[rows]
-    epochs = CIFAR_EPOCHS.get(model, EPOCHS[model]) if name == "cifar10" else EPOCHS[model]
+    how = TRAINING.get(f"{name} {model}") or TRAINING[model]
     per_epoch = len(x) // 128
-    rate = RATES.get(model, 3e-3)
-    optimiser = torch.optim.Adam(net.parameters(), rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=epochs * per_epoch)
+    optimiser: torch.optim.Optimizer
+    if how.momentum is None:
+        optimiser = torch.optim.AdamW(net.parameters(), how.rate, weight_decay=how.decay)
+    else:
+        optimiser = torch.optim.SGD(net.parameters(), how.rate, how.momentum, weight_decay=how.decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, how.rate, total_steps=how.epochs * per_epoch)
     net.train()
     start = time.perf_counter()
-    for epoch in range(epochs):
+    for epoch in range(how.epochs):
         order = torch.randperm(len(x), generator=streams(f"epoch {epoch}"))
         for i in range(per_epoch):
             batch = order[128 * i:128 * (i + 1)]
