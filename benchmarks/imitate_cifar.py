@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
     "vgg11-wide-gradient": ("vgg11-plain", "vgg11-plain-wide", "data", "gradient", [100]),
     "vgg11-wide-values": ("vgg11-plain", "vgg11-plain-wide", "data", None, [1000]),
     "vgg11-gradient": ("vgg11-plain", "vgg11-plain", "data", "gradient", [10, 30, 100, 300]),
+    "vgg11-smoothgrad": ("vgg11-plain", "vgg11-plain", "data", "smoothgrad", [100]),
     "vgg11-values": ("vgg11-plain", "vgg11-plain", "data", None, [100, 300, 1000, 3000]),
     "vgg11-norm-gradient": ("vgg11", "vgg11-plain-wide", "data", "gradient", [100]), # normalised
     "vgg11-norm-values": ("vgg11", "vgg11-plain-wide", "data", None, [1000]),
