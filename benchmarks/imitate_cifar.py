@@ -27,14 +27,12 @@ CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
     "vgg11-gradient": ("vgg11-plain", "vgg11-plain", "data", "gradient", [10, 30, 100, 300]),
     "vgg11-smoothgrad": ("vgg11-plain", "vgg11-plain", "data", "smoothgrad", [100]),
     "vgg11-values": ("vgg11-plain", "vgg11-plain", "data", None, [100, 300, 1000, 3000]),
-    "vgg11-norm-gradient": ("vgg11", "vgg11-plain-wide", "data", "gradient", [100]), # normalised
-    "vgg11-norm-values": ("vgg11", "vgg11-plain-wide", "data", None, [1000]),
-    "vgg11-by-conv-gradient": ("vgg11-plain", "conv-wide", "data", "gradient", [100]),
-    "vgg11-by-conv-values": ("vgg11-plain", "conv-wide", "data", None, [1000]),
+    "vgg11-norm-by-conv-gradient": ("vgg11", "conv-broad", "data", "gradient", [100]),     # with batch normalisation
+    "vgg11-norm-by-conv-values": ("vgg11", "conv-broad", "data", None, [1000]),
     "resnet18-gradient": ("resnet18", "resnet18", "data", "gradient", [10, 30, 100, 300]),
     "resnet18-values": ("resnet18", "resnet18", "data", None, [100, 300, 1000, 3000]),
-    "resnet18-by-vgg11-gradient": ("resnet18", "vgg11-plain-wide", "data", "gradient", [100]),
-    "resnet18-by-vgg11-values": ("resnet18", "vgg11-plain-wide", "data", None, [1000]),
+    "resnet18-by-conv-gradient": ("resnet18", "conv-broad", "data", "gradient", [100]),
+    "resnet18-by-conv-values": ("resnet18", "conv-broad", "data", None, [1000]),
 }
 
 

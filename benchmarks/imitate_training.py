@@ -19,7 +19,7 @@ from torch.func import jacrev, vmap
 import foldline as fl
 
 FILE = "imitate_training.jsonl"
-TARGETS = ["conv-decay-3", "conv-decay-1", "conv-once", "conv", "conv-sgd-decay", "conv-sgd"]
+TARGETS = ["conv-decay-3", "conv-decay-1", "conv-once", "conv", "conv-sgd-decay", "conv-sgd"]    # of imitate_common.py
 POINTS = 60
 
 
@@ -44,8 +44,10 @@ def main() -> None:
 def table() -> None:
     print("| target | its accuracy | common at noise | cosine to images | answers | accuracy (lowest to highest) |")
     print("| --- | --- | --- | --- | --- | --- |")
+    held = [*ic.rows_in(FILE), *ic.rows_in("imitate_mnist.jsonl")]                  # the second: target "conv"
     for model in TARGETS:
-        rows = [r for r in ic.rows_in(FILE) if r["target"] == model and "accuracy" in r]
+        rows = [r for r in held if r["target"] == model and r["queries_from"] == "gaussian" and "accuracy" in r
+                and r["student"] == "conv-wide" and r["n"] != 100]
         common, cosine = measures(ic.target(model, "mnist", 0))
         for explain, n in sorted({(str(r["explain"]), r["n"]) for r in rows}):
             got = [r["accuracy"] for r in rows if (str(r["explain"]), r["n"]) == (explain, n)]

@@ -53,7 +53,8 @@ def command(
     target: Target,
     student: Annotated[str, typer.Option("--student", help="logistic, two-layer, mlp, conv, vgg11, resnet18, or "
                                          "torch:pkg.mod:factory.")] = "two-layer",
-    width: Annotated[int | None, typer.Option("--width", min=1, help="Width of the student.")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, help="Width of the student: wider than "
+                                              "the target's learns more from the same queries.")] = None,
     hidden: Annotated[int | None, typer.Option("--hidden", min=1, help="Hidden dense units of a conv "
                                                "student.")] = None,
     queries: Annotated[str, typer.Option("--queries", metavar="FROM", help="A data set, gaussian, smooth, or a "
