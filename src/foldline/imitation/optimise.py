@@ -70,7 +70,7 @@ def default_plans(lesson: Lesson, steps: int | None, soft: float = 0.0) -> list[
     if lesson.explanations is not None:
         T = steps or (700 if lesson.n <= BATCH else 800)
         if lesson.smoothing is not None:                            # many layers (deep.py) learn more slowly
-            T = steps or (700 if lesson.n <= BATCH else 1200)
+            T = steps or (700 if lesson.n <= BATCH else 2400)
             return [Plan(lr, 0.1, T, soft=soft) for lr in (6e-3, 3e-3)]
         return [Plan(lr, lam, T, soft=soft) for lr, lam in ((3e-3, 0.01), (3e-3, 0.1), (1e-3, 0.01))]
     T = steps or max(800, min(1500 if lesson.n <= 2000 else 3000, 12 * lesson.n))
