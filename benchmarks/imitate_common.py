@@ -66,7 +66,8 @@ TRAINING = {"1-layer": Training(5), "2-layer": Training(5), "conv": Training(3),
             "vgg11-plain": Training(10, rate=2e-3), "cifar10 conv": Training(10)}
 # The same convolutional network, trained otherwise (imitate_training.py).
 TRAINED = {"conv-once": Training(1), "conv-decay-1": Training(3, decay=1.0), "conv-decay-3": Training(3, decay=3.0),
-           "conv-sgd": Training(6, 0.1, momentum=0.9), "conv-sgd-decay": Training(6, 0.1, 1e-3, 0.9)}
+           "conv-sgd": Training(6, rate=0.1, momentum=0.9),
+           "conv-sgd-decay": Training(6, rate=0.1, momentum=0.9, decay=1e-3)}
 MODELS |= dict.fromkeys(TRAINED, MODELS["conv"])
 TRAINING |= TRAINED
 

@@ -14,9 +14,9 @@ import statistics
 import imitate_common as ic
 import torch
 from torch import Tensor, nn
-from torch.func import jacrev, vmap
 
 import foldline as fl
+from foldline.oracles.explain import explanations
 
 FILE = "imitate_training.jsonl"
 TARGETS = ["conv-decay-3", "conv-decay-1", "conv-once", "conv", "conv-sgd-decay", "conv-sgd"]    # of imitate_common.py
@@ -68,9 +68,8 @@ def measures(f: nn.Module) -> tuple[float, float]:
 
 
 def gradients(f: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        jacobians: Tensor = vmap(jacrev(lambda row: f(row[None])[0]))(x)
-    return jacobians - jacobians.mean(1, keepdim=True)
+    found = explanations(f)(x).explanations
+    return found - found.mean(1, keepdim=True)
 
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ def default_plans(lesson: Lesson, steps: int | None, soft: float = 0.0) -> list[
     """The grid. Values alone need more steps and have two losses to choose from. With few explained queries longer is
     not better: 1,200 against 400 steps from 10 queries lost a point or two of accuracy on most draws tried."""
     if lesson.explanations is not None:
-        T = steps or (700 if lesson.n <= BATCH else 800)
-        if lesson.smoothing is not None:                            # many layers (deep.py) learn more slowly
-            T = steps or (700 if lesson.n <= BATCH else 2400)
+        deep = lesson.smoothing is not None                         # many layers (deep.py) learn more slowly
+        T = steps or (700 if lesson.n <= BATCH else 2400 if deep else 800)
+        if deep:
             return [Plan(lr, 0.1, T, soft=soft) for lr in (6e-3, 3e-3)]
         return [Plan(lr, lam, T, soft=soft) for lr, lam in ((3e-3, 0.01), (3e-3, 0.1), (1e-3, 0.01))]
     T = steps or max(800, min(1500 if lesson.n <= 2000 else 3000, 12 * lesson.n))
