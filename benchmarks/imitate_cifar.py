@@ -16,9 +16,9 @@ CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
     "conv-gradient": ("conv", "conv-wide", "blended", "gradient", [10, 100]),
     "conv-broad-gradient": ("conv", "conv-broad", "blended", "gradient", [10, 30, 100]),
     "conv-broad-values": ("conv", "conv-broad", "data", None, [1000, 4000]),
-    "conv-broad-smoothgrad": ("conv", "conv-broad", "blended", "smoothgrad", [100]),
+    "conv-broad-smoothgrad": ("conv", "conv-broad", "data", "smoothgrad", [100]),
     "conv-data-gradient": ("conv", "conv-wide", "data", "gradient", [10, 100]),
-    "conv-smoothgrad": ("conv", "conv-wide", "blended", "smoothgrad", [100]),
+    "conv-smoothgrad": ("conv", "conv-wide", "data", "smoothgrad", [100]),
     "conv-values": ("conv", "conv-wide", "data", None, [100, 1000, 4000]),
     "conv-smooth-gradient": ("conv", "conv-wide", "smooth", "gradient", [10]),
     "conv-gaussian-gradient": ("conv", "conv-wide", "gaussian", "gradient", [10]),
@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, str, str, str | None, list[int]]] = {
     "vgg11-norm-by-conv-gradient": ("vgg11", "conv-broad", "data", "gradient", [100]),     # with batch normalisation
     "vgg11-norm-by-conv-values": ("vgg11", "conv-broad", "data", None, [1000]),
     "resnet18-gradient": ("resnet18", "resnet18", "data", "gradient", [10, 30, 100, 300]),
+    "resnet18-smoothgrad": ("resnet18", "resnet18", "data", "smoothgrad", [100]),
     "resnet18-values": ("resnet18", "resnet18", "data", None, [100, 300, 1000, 3000]),
     "resnet18-by-conv-gradient": ("resnet18", "conv-broad", "data", "gradient", [100]),
     "resnet18-by-conv-values": ("resnet18", "conv-broad", "data", None, [1000]),
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--case", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--n", type=int, nargs="*", help="only these numbers of queries")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="one seed, at most 100 queries")
     parser.add_argument("--steps", type=int, help="fewer steps for the final training, to fit a short session")
     parser.add_argument("--committee", type=int, help="another committee than the default; such rows stand apart")
@@ -50,7 +52,7 @@ def main() -> None:
         for n in counts:
             if (given.n and n not in given.n) or (given.quick and n > 100):
                 continue
-            for seed in range(1 if given.quick else given.seeds):
+            for seed in range(given.first_seed, given.first_seed + (1 if given.quick else given.seeds)):
                 print(ic.line(ic.one(FILE, name="cifar10", model=model, student=student, kind=kind, explain=explain,
                                      n=n, seed=seed, target_seed=0, steps=given.steps, committee=given.committee)),
                       flush=True)

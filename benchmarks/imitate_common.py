@@ -17,7 +17,15 @@ import foldline as fl
 from foldline.imitation.committee import MOST_QUERIES
 from foldline.imitation.match import as_row
 from foldline.imitation.optimise import Plan
-from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, smooth_rows, spread_rows
+from foldline.imitation.queries import (
+    blended_rows,
+    drawn_rows,
+    gaussian_rows,
+    placed,
+    smooth_rows,
+    spread_rows,
+    stretch_against,
+)
 from foldline.imitation.soften import NOISE_SOFTNESS
 from foldline.judge.imitation import score_imitation
 from foldline.networks.presets import build, initialise
@@ -48,6 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 
     "vgg11-plain-wide": ("vgg11", {"width": 16, "norm": False}),
     "resnet18": ("resnet18", {"width": 8, "start": "he"}),
 }
+DEEP = ("vgg11", "resnet18")
 QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
 
 
@@ -78,10 +87,13 @@ def method_of(explain: str | None, kind: str, name: str, n: int, student: str) -
     """Raised where training changed: rows of another method stay in the file, and stand apart. 3: softened folds.
     4: inputs count alike where their variances differ by chance only (losses.query_metric). 5: the mean of several
     students where explained queries are few (committee.py). 6: students of many layers compare smoothed gradients
-    (deep.py). 9: and choose between two rates at lambda 0.1 in 2,400 steps above 32 queries (8: 1,200, 7: 800)."""
+    (deep.py). 9: and choose between two rates at lambda 0.1 in 2,400 steps above 32 queries (8: 1,200, 7: 800).
+    10: SmoothGrad is asked at stretched points, in 1,600 steps above 32 queries."""
     explained = explain not in (None, "cross_entropy")
-    if explained and student.startswith(("vgg11", "resnet18")):
+    if explained and student.startswith(DEEP):
         return 9
+    if explain == "smoothgrad" and student != "1-layer":
+        return 10
     if explained and n <= MOST_QUERIES and student != "1-layer":
         return 5
     return 4 if explained and (kind in ("gaussian", "gaussian-unit", "smooth") or name == "cifar10") else 2
@@ -187,6 +199,10 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
     f = target(model, name, target_seed)
     streams = Streams(fl.generator(1000 + seed))
     x = queries(name, kind, n, streams("queries"))
+    sigma, scale = sigma_times * PIXEL_STD[name], 1.0
+    if explain == "smoothgrad" and not student.startswith((*DEEP, "1-layer")):  # as foldline imitate does by itself
+        pool = data(name).rows(split(name)[2], torch.float32)
+        x, scale = placed(x, pool, stretch_against(sigma, pool))
     start = time.perf_counter()
     cpu = time.process_time()
     try:
@@ -196,7 +212,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
         if explain == "cross_entropy":                  # values with the paper's l_M; only the rate is chosen
             told, plans = None, [Plan(lr, 1.0, steps or 1500, 64, "cross_entropy") for lr in (3e-3, 1e-3)]
         result = fl.imitate(f, network(student, name, streams("student")), x, told, rng=streams("imitate"),
-                            output=output, samples=samples, sigma=sigma_times * PIXEL_STD[name], plans=plans,
+                            output=output, samples=samples, sigma=sigma, scale=scale, plans=plans,
                             soft=NOISE_SOFTNESS if kind.startswith("gaussian") else 0.0, **fixed)
         d = data(name)
         score = score_imitation(result.network, f, d.pixels_test.float() / d.white, d.y_test)

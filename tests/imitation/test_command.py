@@ -12,7 +12,16 @@ from typer.testing import CliRunner
 
 import foldline as fl
 from foldline.cli.main import app
-from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, read_rows, smooth_rows, spread_rows
+from foldline.imitation.queries import (
+    blended_rows,
+    drawn_rows,
+    gaussian_rows,
+    placed,
+    read_rows,
+    smooth_rows,
+    spread_rows,
+    stretch_against,
+)
 from foldline.networks.presets import build
 from foldline.reports.figures_imitate import imitation_curves
 
@@ -105,6 +114,33 @@ def test_blends_are_halves_of_different_rows_and_nested() -> None:
     assert 0.3 < float((noisy - bare).std() / (0.65 * x.std())) < 1.7
     with pytest.raises(fl.errors.BadInput, match="14 different rows"):
         blended_rows(x, 7, rng=fl.generator(0))
+
+
+def test_points_are_stretched_about_the_rows_mean_and_far_out_about_zero() -> None:
+    rows = 2 + torch.randn(500, 4, generator=fl.generator(0), dtype=torch.float64)
+    x, mean = rows[:3], rows.mean(0)
+    assert stretch_against(0.1, rows) == 1.0 and stretch_against(1.0, torch.ones(3, 4)) == 1.0
+    deviation = float(rows.std())
+    assert stretch_against(deviation, rows) == pytest.approx(3)
+    assert stretch_against(1000 * deviation, rows) == pytest.approx(30_000)
+    moved, scale = placed(x, rows, 3.0)
+    assert torch.allclose(moved - mean, 3 * (x - mean)) and scale == 1
+    assert placed(x, rows, 50.0) == (x, 50) and placed(x, rows, 1.0) == (x, 1)
+    assert placed(x.float(), rows, 3.0)[0].dtype == torch.float32
+    with pytest.raises(fl.errors.BadInput):
+        placed(x, rows, 0.5)
+
+
+def test_the_command_stretches_only_against_smoothgrad(target: str, tmp_path: Path) -> None:
+    rows = str(tmp_path / "rows.npz")
+    base = (target, "--student", "two-layer", "--queries", rows, "--test", rows, "--sigma", "9", "--samples", "2",
+            "--explain", "gradient", "--explain", "smoothgrad", "--count", "2", "--steps", "5", "--json", "-")
+
+    def factors(*more: str) -> list[float]:
+        return [r["stretch"] for r in json.loads(run(*base, *more)[1])["rows"]]
+    raw, smoothed = factors()
+    assert raw == 1 and smoothed > 10
+    assert factors("--student", "logistic") == [1, 1] and factors("--stretch", "2") == [2, 2]
 
 
 def test_the_command_draws_the_papers_points_where_its_case_is_the_papers() -> None:

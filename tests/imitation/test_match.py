@@ -53,6 +53,27 @@ def test_one_explained_query_fixes_a_linear_model(explain: str) -> None:
     assert float((r.network(x) - target(x)).detach().abs().max()) < 1e-4
 
 
+def test_far_points_undo_noise_that_is_a_hundred_times_the_inputs() -> None:
+    """Near the inputs SmoothGrad explains its noise; far out it explains the target without its biases."""
+    target = net(0, 12)
+    with torch.no_grad():
+        for layer in (target[0], target[2]):
+            layer.bias.mul_(0.1)
+    found = {scale: imitate(target, net(1, 48), rows(24), "smoothgrad", rng=fl.generator(0), sigma=100.0, samples=10,
+                            plans=QUICK, committee=1, scale=scale) for scale in (1.0, 1400.0)}
+    near, far = (agreement(r, target) for r in found.values())
+    assert far > 0.8 and far > near + 0.1, (near, far)
+    assert "without its biases" in found[1400.0].status.notes[-1]
+
+
+@pytest.mark.parametrize(("scale", "explain", "widths"), [
+    (0.0, "gradient", (8,)), (float("nan"), "gradient", (8,)), (2.0, None, (8,)), (2.0, "gradient", ()),
+    (2.0, "integrated_gradients", (8,))])
+def test_a_scale_that_cannot_be_is_one_sentence(scale: float, explain: str | None, widths: tuple[int, ...]) -> None:
+    with pytest.raises(BadInput, match="scale="):
+        imitate(net(0, 4), net(1, *widths), rows(4), explain, rng=fl.generator(0), scale=scale)
+
+
 @pytest.mark.parametrize("link", ["softmax", "log_softmax"])
 def test_one_query_behind_a_softmax_fixes_a_linear_model_too(link: str) -> None:
     target = net(0)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 NOISE = ("gaussian", "smooth")
 PICKS = ("spread", "random", "blend")
+AS_THEY_ARE = ("logistic", "vgg11", "resnet18")        # students whose points are not stretched by themselves
 
 HELP = """Imitate a model from few explained queries.
 
@@ -46,6 +47,9 @@ Examples:
 --pick      which rows of --queries: spread (unlike each other, found without
             asking), random (as the paper does), or blend (halves of two such
             rows each, with smooth noise on top: the most told per query)
+--stretch   how many times as far from the rows' mean points are asked. By
+            itself only under SmoothGrad with --sigma, whose noise reaches far
+            points less; inputs then leave their usual range (1: never)
 """
 
 
@@ -60,6 +64,8 @@ def command(
     queries: Annotated[str, typer.Option("--queries", metavar="FROM", help="A data set, gaussian, smooth, or a "
                                          "file.")] = "digits",
     pick: Annotated[str, typer.Option("--pick", help="spread, random or blend: which rows are asked.")] = "spread",
+    stretch: Annotated[float | None, typer.Option("--stretch", min=1.0, help="Ask that many times as far from the "
+                                                  "rows' mean.")] = None,
     mean: Annotated[float, typer.Option("--mean", help="Of gaussian and smooth queries.")] = 0.0,
     std: Annotated[float, typer.Option("--std", min=0.0, help="Of gaussian and smooth queries.")] = 1.0,
     count: Annotated[list[int] | None, typer.Option("--count", "-n", min=1, help="How many queries; may be "
@@ -92,6 +98,7 @@ def command(
     import foldline as fl
     from foldline.errors import BadInput, Refused
     from foldline.imitation.match import as_row
+    from foldline.imitation.queries import placed
     from foldline.imitation.soften import NOISE_SOFTNESS
     from foldline.judge.imitation import queries_needed
     from foldline.networks.files import save
@@ -104,14 +111,17 @@ def command(
     picked = output if output in ("all", "top") else number(output)
     streams = Streams(fl.generator(seed))
     oracle_dim = fl.value_oracle(target)
-    pool, held, labels, shape = rows_of(queries, test, data, max(counts), oracle_dim.dim, streams, pick, mean, std)
+    pool, source, held, labels, shape = rows_of(queries, test, data, max(counts), oracle_dim.dim, streams, pick, mean,
+                                                std)
     if pool.shape[1] != oracle_dim.dim:
         raise BadInput(f"The target takes {oracle_dim.dim} inputs, but rows of {queries} have {pool.shape[1]}: name "
                        f"another source with --queries.")
     # Rows of a run folder belong to this very command: another target, student or source makes other rows.
     asked_for = hashlib.blake2b(repr((identity_of(target), student, width, hidden, queries, pick, mean, std, picked,
-                                      link, sigma, samples, form, test, steps, max(counts), seed)).encode(),
+                                      stretch, link, sigma, samples, form, test, steps, max(counts), seed)).encode(),
                                 digest_size=6).hexdigest()
+    factors = {kind: stretch_of(stretch, kind, sigma, source, queries in NOISE or student in AS_THEY_ARE
+                                or link != "identity" or oracle_dim.box is not None) for kind in kinds}
     rows: list[dict[str, Any]] = []
     last: Any = None
     with progress("imitate") as show:
@@ -123,11 +133,12 @@ def command(
                     rows.append(kept)
                     continue
                 fresh = make_student(student, width, hidden, shape, pool.shape[1], oracle_dim.outputs, streams)
-                last = fl.imitate(target, fresh, pool[:n], kind, rng=streams(f"{kind} {n}"), output=picked,
+                points, scale = placed(pool[:n], source, factors[kind])
+                last = fl.imitate(target, fresh, points, kind, scale=scale, rng=streams(f"{kind} {n}"), output=picked,
                                   link=link, sigma=sigma, samples=samples, form=form, steps=steps,
                                   soft=NOISE_SOFTNESS if queries == "gaussian" else 0.0,
                                   run=None if run is None else run / "answers", progress=show)
-                row = {"n": n, "explain": kind, "message": str(last.status), **as_row(last)}
+                row = {"n": n, "explain": kind, "stretch": factors[kind], "message": str(last.status), **as_row(last)}
                 if last.network is not None and held is not None:
                     row |= scored(last.network, target, held, labels)
                 rows.append(plain(row))
@@ -177,8 +188,8 @@ def paper_case(queries: str, test: str | None, student: str) -> tuple[str, str, 
 
 def rows_of(queries: str, test: str | None, data: Path | None, n: int, dim: int,
             streams: Any, pick: str = "spread", mean: float = 0.0,
-            std: float = 1.0) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[int, ...] | None]:
-    """(rows to ask, rows to score on, their labels, image shape)"""
+            std: float = 1.0) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, tuple[int, ...] | None]:
+    """(rows to ask, what they were picked from, rows to score on, their labels, image shape)"""
     from foldline.errors import BadInput
     from foldline.imitation.queries import blended_rows, drawn_rows, gaussian_rows, read_rows, smooth_rows, spread_rows
     from foldline.victims.datasets import NAMES, load_dataset
@@ -209,7 +220,20 @@ def rows_of(queries: str, test: str | None, data: Path | None, n: int, dim: int,
         pool = blended_rows(rows, n, rng=rng, input_shape=shape or square(rows.shape[1]))
     else:
         pool = spread_rows(rows, n, rng=rng) if pick == "spread" else drawn_rows(rows, n, rng=rng)
-    return pool, held, labels, shape
+    return pool, pool if rows is None else rows, held, labels, shape
+
+
+def stretch_of(given: float | None, kind: str | None, sigma: float | None, source: Tensor, keep: bool) -> float:
+    """What was given, or what SmoothGrad's noise asks for. Kept as they are: noise; points for a target with a box or
+    behind a softmax, which saturates far out; for a linear student, which noise does not disturb; for one of many
+    layers, whose targets know nothing far out."""
+    from foldline.imitation.queries import stretch_against
+    if given is not None or kind != "smoothgrad" or sigma is None or keep:
+        return given or 1.0
+    factor = stretch_against(sigma, source)
+    if factor > 1:
+        say(f"SmoothGrad's noise is large: points are asked {factor:.3g} times as far out (--stretch 1: as they are).")
+    return factor
 
 
 def square(dim: int) -> tuple[int, ...]:

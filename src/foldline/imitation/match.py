@@ -64,7 +64,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
             answers: Literal["logits", "probabilities", "log-probabilities"] | None = None,
             link: Link = "identity", form: Form | None = None, samples: int = 50, sigma: float | None = None,
             path_steps: int = 50, baseline: float = 0.0, budget: int | None = None, steps: int | None = None,
-            plans: list[Plan] | None = None, committee: int | None = None, soft: float = 0.0,
+            plans: list[Plan] | None = None, committee: int | None = None, soft: float = 0.0, scale: float = 1.0,
             input_shape: tuple[int, ...] | None = None, run: Path | str | None = None, repeat: bool | None = None,
             progress: Progress = silent) -> Imitation:
     """Train a copy of `student` on what `target` answers at `inputs` (n, d).
@@ -78,6 +78,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     queries or fewer are asked and the student's layers allow it, else 1. A wider student does more.
     soft: how soft the student's folds start (soften.py), where explanations are matched; 1.8x the time. The
     command passes NOISE_SOFTNESS for Gaussian queries.
+    scale: the target is asked at scale * inputs and taught as f(scale x) / scale. Against SmoothGrad whose noise is
+    many times the inputs: far out a ReLU network is homogeneous but for its biases, which are then not seen.
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)
@@ -87,6 +89,9 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     if committee is not None and committee > 1 and why_not(student) is not None:
         raise BadInput(f"committee={committee} cannot be: {why_not(student)}.")
     student, made = fresh(student, streams)
+    if not 0 < scale < math.inf or (scale != 1 and (explain not in ("gradient", "smoothgrad") or only_linear(student))):
+        raise BadInput(f"scale={scale} cannot be: it is a positive number, other than 1 for the gradient or SmoothGrad "
+                       f"and for a student that is not linear.")
     shape = input_shape or getattr(student, "input_shape", None) or conv_input_shape(student)
     k = checked_student(student, shape, x.shape[1])
     oracle, notes = open_oracle(target, explain, output, link=link, form=form, samples=samples, sigma=sigma,
@@ -94,16 +99,20 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
                                 budget=budget, input_shape=None, run=run)
     if oracle.dim != x.shape[1]:
         raise BadInput(f"The queries have {x.shape[1]} numbers each, but the target takes {oracle.dim}.")
-    asked = ask(oracle, x, progress, repeat)
+    asked = ask(oracle, scale * x, progress, repeat)
     asked.notes = [*made, *notes, *asked.notes]
+    if scale != 1:
+        asked.notes.append(f"The target was asked at {scale:.3g} times the inputs: the student is what the target is "
+                           f"there, without its biases.")
     if form is not None:
         asked.form = form
     provenance = Provenance("imitate", streams.seed, {
         "explain": explain if isinstance(explain, str) or explain is None else type(explain).__name__,
-        "output": output, "link": link, "inputs": len(x), "samples": samples, "sigma": sigma, "steps": steps})
+        "output": output, "link": link, "inputs": len(x), "samples": samples, "sigma": sigma, "steps": steps,
+        "scale": scale})
     if len(asked.x) == 0:
         return nothing(asked, output, provenance)
-    lesson, ends = lesson_of(asked, student, k, match, answers)
+    lesson, ends = lesson_of(asked, student, k, match, answers, scale)
     pupil = Pupil(student, ends, lesson.space, tuple(shape) if shape else None)
     lesson = prepared(pupil, lesson)
     affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, soft, progress)
@@ -201,10 +210,14 @@ def checked_student(student: nn.Module, shape: tuple[int, ...] | None, d: int) -
     return out.shape[1]
 
 
-def lesson_of(asked: Asked, student: nn.Module, k: int, match: Space | None,
-              answers: Space | None) -> tuple[Lesson, Space]:
-    """The answers in the space of comparison and the student's dtype."""
+def lesson_of(asked: Asked, student: nn.Module, k: int, match: Space | None, answers: Space | None,
+              scale: float = 1.0) -> tuple[Lesson, Space]:
+    """The answers in the space of comparison and the student's dtype; of f(scale x) / scale, at x."""
     dtype = next(student.parameters()).dtype
+    if scale != 1:
+        sigma = asked.recipe.sigma
+        asked = replace(asked, x=asked.x / scale,
+                        recipe=replace(asked.recipe, sigma=None if sigma is None else sigma / scale))
     ends = ending(student)
     if asked.labels is not None:
         return labels_lesson(asked, k, dtype), ends
@@ -217,6 +230,7 @@ def lesson_of(asked: Asked, student: nn.Module, k: int, match: Space | None,
         answered = "probabilities"
     space = chosen_space(answered, match, ends, k)
     values, e = convert(asked.values, asked.explanations, asked.of, answered, space)
+    values = values / scale
     probabilities = None
     if k > 1:
         probabilities = values if space == "probabilities" else values.double().softmax(1)

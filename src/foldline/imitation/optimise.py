@@ -69,7 +69,8 @@ def default_plans(lesson: Lesson, steps: int | None, soft: float = 0.0) -> list[
     not better: 1,200 against 400 steps from 10 queries lost a point or two of accuracy on most draws tried."""
     if lesson.explanations is not None:
         deep = lesson.smoothing is not None                         # many layers (deep.py) learn more slowly
-        T = steps or (700 if lesson.n <= BATCH else 2400 if deep else 800)
+        noisy = lesson.recipe.kind == "smoothgrad"                  # the target's draws and the student's
+        T = steps or (700 if lesson.n <= BATCH else 2400 if deep else 1600 if noisy else 800)
         if deep:
             return [Plan(lr, 0.1, T, soft=soft) for lr in (6e-3, 3e-3)]
         return [Plan(lr, lam, T, soft=soft) for lr, lam in ((3e-3, 0.01), (3e-3, 0.1), (1e-3, 0.01))]

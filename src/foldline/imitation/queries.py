@@ -6,6 +6,9 @@ same everywhere. Three choices know no more than rows without labels, or that in
     spread_rows      rows that are unlike each other (D^2 sampling, as k-means++ starts): few rows, many classes
     blended_rows     half of one such row, half of another, and a little smooth noise on top
     smooth_rows      Gaussian fields, that is noise whose neighbouring pixels are alike
+
+SmoothGrad adds noise of one size to whatever is asked, so points farther out see less of it: `stretch_against` says how
+far out to ask, and `placed` what that is for points.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from foldline.randomness import Streams
 
 LENGTH = 1.0                    # pixels: strokes and edges are a few pixels wide
 NOISE = 0.5                     # of the rows' deviation
+STRETCH = 3.0                   # for noise of the rows' own deviation
+STRETCH_POWER = 4 / 3           # 30,000 for a thousand times that
+FAR = 10.0                      # beyond, points are multiplied instead
 MOST_SPREAD = 256               # rows that are picked by distance; where more are wanted, the rest is drawn
 MOST_COMPARED = 10_000          # rows that they are picked from
 
@@ -98,6 +104,26 @@ def blended_rows(x: Tensor, n: int, *, rng: torch.Generator, input_shape: tuple[
     pairs = spread_rows(x, 2 * n, rng=streams("rows")).double()
     field = smooth_rows(n, input_shape or (x.shape[1],), rng=streams("noise"))
     return 0.5 * (pairs[0::2] + pairs[1::2]) + noise * float(x[:5000].double().std()) * field
+
+
+def stretch_against(sigma: float, rows: Tensor) -> float:
+    """How many times as far out points are best asked where SmoothGrad's noise has deviation sigma; small noise: 1."""
+    deviation = float(rows[:5000].double().std())
+    return max(1.0, STRETCH * (sigma / deviation) ** STRETCH_POWER) if deviation > 0 else 1.0
+
+
+def placed(x: Tensor, rows: Tensor, stretch: float) -> tuple[Tensor, float]:
+    """(points, scale of fl.imitate) for asking x `stretch` times as far out.
+
+    Up to FAR the points themselves are moved away from the mean of rows. Beyond, a ReLU network is homogeneous but for
+    its biases, f(t x) = t f_0(x): it is asked at t x, and the student is taught f(t x) / t at x.
+    """
+    if not 1 <= stretch < float("inf"):
+        raise BadInput(f"Points can be stretched by 1 or more, not {stretch}.")
+    if stretch == 1 or stretch > FAR:
+        return x, stretch
+    mean = rows.double().mean(0)
+    return (mean + stretch * (x.double() - mean)).to(x), 1.0
 
 
 def read_rows(path: str | Path, key: str | None = None) -> tuple[Tensor, Tensor | None]:
