@@ -72,6 +72,8 @@ def test_far_points_undo_noise_that_is_a_hundred_times_the_inputs() -> None:
 def test_a_scale_that_cannot_be_is_one_sentence(scale: float, explain: str | None, widths: tuple[int, ...]) -> None:
     with pytest.raises(BadInput, match="scale="):
         imitate(net(0, 4), net(1, *widths), rows(4), explain, rng=fl.generator(0), scale=scale)
+    with pytest.raises(BadInput, match="not homogeneous"):
+        imitate(net(0, 4), net(1, 8), rows(4), rng=fl.generator(0), link="softmax", match="probabilities", scale=2.0)
 
 
 @pytest.mark.parametrize("link", ["softmax", "log_softmax"])

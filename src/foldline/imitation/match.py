@@ -90,8 +90,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
         raise BadInput(f"committee={committee} cannot be: {why_not(student)}.")
     student, made = fresh(student, streams)
     if not 0 < scale < math.inf or (scale != 1 and (explain not in ("gradient", "smoothgrad") or only_linear(student))):
-        raise BadInput(f"scale={scale} cannot be: it is a positive number, other than 1 for the gradient or SmoothGrad "
-                       f"and for a student that is not linear.")
+        raise BadInput(f"scale={scale} (--stretch above 10) cannot be: it is a positive number, other than 1 only for "
+                       f"the gradient or SmoothGrad and for a student that is not linear.")
     shape = input_shape or getattr(student, "input_shape", None) or conv_input_shape(student)
     k = checked_student(student, shape, x.shape[1])
     oracle, notes = open_oracle(target, explain, output, link=link, form=form, samples=samples, sigma=sigma,
@@ -229,6 +229,8 @@ def lesson_of(asked: Asked, student: nn.Module, k: int, match: Space | None, ans
             and float(asked.values.max()) <= 1:
         answered = "probabilities"
     space = chosen_space(answered, match, ends, k)
+    if scale != 1 and space == "probabilities":
+        raise BadInput(f"scale={scale} cannot be where probabilities are compared: they are not homogeneous.")
     values, e = convert(asked.values, asked.explanations, asked.of, answered, space)
     values = values / scale
     probabilities = None
