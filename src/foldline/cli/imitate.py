@@ -49,7 +49,8 @@ Examples:
             rows each, with smooth noise on top: the most told per query)
 --stretch   how many times as far from the rows' mean points are asked. By
             itself only under SmoothGrad with --sigma, whose noise reaches far
-            points less; inputs then leave their usual range (1: never)
+            points less; inputs then leave their usual range. 1: never, which
+            is better for a student of another kind than the target
 """
 
 
