@@ -56,8 +56,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {       # the networks of paper 
     "vgg11-plain-wide": ("vgg11", {"width": 16, "norm": False}),
     "resnet18": ("resnet18", {"width": 8, "start": "he"}),
 }
-DEEP = ("vgg11", "resnet18")
-NOISE = ("gaussian", "smooth")
 QUERY_ROWS = {"mnist": 10_000, "cifar10": 4_000}        # kept from the target for queries; the paper keeps 10,000
 
 
@@ -91,7 +89,7 @@ def method_of(explain: str | None, kind: str, name: str, n: int, student: str) -
     (deep.py). 9: and choose between two rates at lambda 0.1 in 2,400 steps above 32 queries (8: 1,200, 7: 800).
     10: SmoothGrad is asked at stretched points, in 1,600 steps above 32 queries."""
     explained = explain not in (None, "cross_entropy")
-    if explained and student.startswith(DEEP):
+    if explained and student.startswith(("vgg11", "resnet18")):
         return 9
     if explain == "smoothgrad" and student != "1-layer":
         return 10
@@ -201,10 +199,10 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
     streams = Streams(fl.generator(1000 + seed))
     x = queries(name, kind, n, streams("queries"))
     sigma, scale = sigma_times * PIXEL_STD[name], 1.0
-    if explain == "smoothgrad" and not student.startswith((*DEEP, "1-layer")) and not kind.startswith(NOISE):
-        # As foldline imitate does by itself.
+    taught = network(student, name, streams("student"))
+    if explain == "smoothgrad" and not kind.startswith(("gaussian", "smooth")):     # as foldline imitate does by itself
         pool = data(name).rows(split(name)[2], torch.float32)
-        x, scale = placed(x, pool, stretch_against(sigma, pool))
+        x, scale = placed(x, pool, stretch_against(sigma, pool, taught))
     start = time.perf_counter()
     cpu = time.process_time()
     try:
@@ -213,7 +211,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
             told, output = "gradient", "top"
         if explain == "cross_entropy":                  # values with the paper's l_M; only the rate is chosen
             told, plans = None, [Plan(lr, 1.0, steps or 1500, 64, "cross_entropy") for lr in (3e-3, 1e-3)]
-        result = fl.imitate(f, network(student, name, streams("student")), x, told, rng=streams("imitate"),
+        result = fl.imitate(f, taught, x, told, rng=streams("imitate"),
                             output=output, samples=samples, sigma=sigma, scale=scale, plans=plans,
                             soft=NOISE_SOFTNESS if kind.startswith("gaussian") else 0.0, **fixed)
         d = data(name)

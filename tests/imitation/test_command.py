@@ -119,10 +119,13 @@ def test_blends_are_halves_of_different_rows_and_nested() -> None:
 def test_points_are_stretched_about_the_rows_mean_and_far_out_about_zero() -> None:
     rows = 2 + torch.randn(500, 4, generator=fl.generator(0), dtype=torch.float64)
     x, mean = rows[:3], rows.mean(0)
-    assert stretch_against(0.1, rows) == 1.0 and stretch_against(1.0, torch.ones(3, 4)) == 1.0
+    student, line, deep = (build(kind, input_shape=(4,), outputs=2, rng=fl.generator(0), **more) for kind, more in
+                           (("two-layer", {}), ("logistic", {}), ("mlp", {"widths": (4,) * 6})))
+    assert stretch_against(0.1, rows, student) == 1.0 and stretch_against(1.0, torch.ones(3, 4), student) == 1.0
     deviation = float(rows.std())
-    assert stretch_against(deviation, rows) == pytest.approx(3)
-    assert stretch_against(1000 * deviation, rows) == pytest.approx(30_000)
+    assert stretch_against(deviation, rows, student) == pytest.approx(3)
+    assert stretch_against(1000 * deviation, rows, student) == pytest.approx(30_000)
+    assert stretch_against(deviation, rows, line) == stretch_against(deviation, rows, deep) == 1
     moved, scale = placed(x, rows, 3.0)
     assert torch.allclose(moved - mean, 3 * (x - mean)) and scale == 1
     assert placed(x, rows, 50.0) == (x, 50) and placed(x, rows, 1.0) == (x, 1)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 NOISE = ("gaussian", "smooth")
 PICKS = ("spread", "random", "blend")
-AS_THEY_ARE = ("logistic", "vgg11", "resnet18")        # students whose points are not stretched by themselves
 
 HELP = """Imitate a model from few explained queries.
 
@@ -121,8 +120,9 @@ def command(
     asked_for = hashlib.blake2b(repr((identity_of(target), student, width, hidden, queries, pick, mean, std, picked,
                                       stretch, link, sigma, samples, form, test, steps, max(counts), seed)).encode(),
                                 digest_size=6).hexdigest()
-    factors = {kind: stretch_of(stretch, kind, sigma, source, queries in NOISE or student in AS_THEY_ARE
-                                or link != "identity" or oracle_dim.box is not None) for kind in kinds}
+    fresh = make_student(student, width, hidden, shape, pool.shape[1], oracle_dim.outputs, streams)
+    keep_points = queries in NOISE or link != "identity" or oracle_dim.box is not None
+    factors = {kind: stretch_of(stretch, kind, None if keep_points else sigma, source, fresh) for kind in kinds}
     rows: list[dict[str, Any]] = []
     last: Any = None
     with progress("imitate") as show:
@@ -133,7 +133,6 @@ def command(
                 if kept is not None:
                     rows.append(kept)
                     continue
-                fresh = make_student(student, width, hidden, shape, pool.shape[1], oracle_dim.outputs, streams)
                 points, scale = placed(pool[:n], source, factors[kind])
                 last = fl.imitate(target, fresh, points, kind, scale=scale, rng=streams(f"{kind} {n}"), output=picked,
                                   link=link, sigma=sigma, samples=samples, form=form, steps=steps,
@@ -224,14 +223,13 @@ def rows_of(queries: str, test: str | None, data: Path | None, n: int, dim: int,
     return pool, pool if rows is None else rows, held, labels, shape
 
 
-def stretch_of(given: float | None, kind: str | None, sigma: float | None, source: Tensor, keep: bool) -> float:
-    """What was given, or what SmoothGrad's noise asks for. Kept as they are: noise; points for a target with a box or
-    behind a softmax, which saturates far out; for a linear student, which noise does not disturb; for one of many
-    layers, whose targets know nothing far out."""
+def stretch_of(given: float | None, kind: str | None, sigma: float | None, source: Tensor, student: Any) -> float:
+    """What was given, or what SmoothGrad's noise asks for. Noise, and points for a target with a box or behind a
+    softmax, which saturates far out, are kept as they are."""
     from foldline.imitation.queries import stretch_against
-    if given is not None or kind != "smoothgrad" or sigma is None or keep:
+    if given is not None or kind != "smoothgrad" or sigma is None:
         return given or 1.0
-    factor = stretch_against(sigma, source)
+    factor = stretch_against(sigma, source, student)
     if factor > 1:
         say(f"SmoothGrad's noise is large: points are asked {factor:.3g} times as far out (--stretch 1: as they are).")
     return factor

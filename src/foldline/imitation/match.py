@@ -89,7 +89,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     if committee is not None and committee > 1 and why_not(student) is not None:
         raise BadInput(f"committee={committee} cannot be: {why_not(student)}.")
     student, made = fresh(student, streams)
-    if not 0 < scale < math.inf or (scale != 1 and (explain not in ("gradient", "smoothgrad") or only_linear(student))):
+    scalable = explain in ("gradient", "smoothgrad") and only_linear(student) is None
+    if not 0 < scale < math.inf or (scale != 1 and not scalable):
         raise BadInput(f"scale={scale} (--stretch above 10) cannot be: it is a positive number, other than 1 only for "
                        f"the gradient or SmoothGrad and for a student that is not linear.")
     shape = input_shape or getattr(student, "input_shape", None) or conv_input_shape(student)

@@ -17,10 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foldline.errors import BadFile, BadInput
+from foldline.imitation.committee import weighted
+from foldline.imitation.deep import FEWEST_LAYERS
+from foldline.imitation.linear import only_linear
 from foldline.randomness import Streams
 
 LENGTH = 1.0                    # pixels: strokes and edges are a few pixels wide
@@ -106,8 +109,14 @@ def blended_rows(x: Tensor, n: int, *, rng: torch.Generator, input_shape: tuple[
     return 0.5 * (pairs[0::2] + pairs[1::2]) + noise * float(x[:5000].double().std()) * field
 
 
-def stretch_against(sigma: float, rows: Tensor) -> float:
-    """How many times as far out points are best asked where SmoothGrad's noise has deviation sigma; small noise: 1."""
+def stretch_against(sigma: float, rows: Tensor, student: nn.Module) -> float:
+    """How many times as far out points are best asked where SmoothGrad's noise has deviation sigma; small noise: 1.
+
+    So are a linear student, whose target's gradient no noise changes, and one of many layers, whose target knows
+    nothing far out.
+    """
+    if only_linear(student) is not None or len(weighted(student)) >= FEWEST_LAYERS:
+        return 1.0
     deviation = float(rows[:5000].double().std())
     return max(1.0, STRETCH * (sigma / deviation) ** STRETCH_POWER) if deviation > 0 else 1.0
 
