@@ -52,9 +52,29 @@ def test_the_start_that_fits_the_box_is_kept_whatever_the_order(monkeypatch: pyt
     monkeypatch.setattr(starts, "one_start", bent)
     kept = unmix(R, g, features_for(MNIST), live, streams=Streams(fl.generator(0)), snapping=True)
     assert kept is seen[2] and len(seen) == 3                       # and nothing is drawn after it has arrived
+
+
+def test_without_a_box_the_likelihood_tells_starts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, gauge, mean, _ = with_a_noisy_direction(12, 0.1)
+    R, g = orthonormal(raw, gauge)
+    live, real, seen = live_pixels(raw, mean), starts.one_start, []
+
+    def stuck(*arguments: object) -> Unmixed:
+        """Every start but the second stays where it was drawn."""
+        out = real(*arguments)                                      # type: ignore[arg-type]
+        if len(seen) != 1:
+            C = torch.linalg.qr(torch.randn(len(out.C), len(out.C), generator=fl.generator(len(seen))))[0]
+            out = Unmixed(out.space, C, out.coefficients, out.ink)
+        seen.append(out)
+        return out
+
+    monkeypatch.setattr(starts, "one_start", stuck)
+    kept = unmix(R, g, features_for(MNIST), live, streams=Streams(fl.generator(0)), snapping=False)
+    assert kept is seen[1] and len(seen) == 3
     seen.clear()
+    monkeypatch.setattr(starts, "SMALL", 8)                         # a large span has one start
     assert unmix(R, g, features_for(MNIST), live, streams=Streams(fl.generator(0)), snapping=False) is seen[0]
-    assert len(seen) == 1                                           # without a box nothing tells starts apart
+    assert len(seen) == 1
 
 
 def test_live_pixels_are_those_of_the_mean_and_those_that_stand_out() -> None:

@@ -4,6 +4,8 @@ exact         on the box's edge far more often than the span forces (snap.py): c
 inactive      weights only: [W, b] = M X~ gives every candidate its column of M, and a unit that a training point
               leaves inactive never received its gradient, so that part of the column is empty (measured: 1e-5 of the
               column for training points, a third and more for mixtures)
+residual      weights only, where unmixing both sides fitted (two_sided.py): how far the column is from the signal
+              that the network sends back from this very candidate
 agreement     another random start finds the same component
 independence  its features are far from Gaussian
 """
@@ -44,7 +46,8 @@ def untied(rows: Tensor, inactive: Tensor, exact: Tensor) -> tuple[Tensor, Tenso
     return rows * torch.where(turned, -factor, factor)[:, None], torch.where(turned, 1 - inactive, inactive)
 
 
-def weigh(found: Peeled, inactive: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+def weigh(found: Peeled, inactive: Tensor | None,
+          residual: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """(weights (q,) in [0, 1], the evidence by name)"""
     evidence = {"exact": found.exact.double(), "violation": found.violation, "edge": found.edge.double(),
                 "agreement": found.agreement, "independence": found.independence}
@@ -53,6 +56,9 @@ def weigh(found: Peeled, inactive: Tensor | None) -> tuple[Tensor, dict[str, Ten
     if inactive is not None:
         evidence["inactive"] = inactive
         soft = 0.8 * soft + 0.2 * ranked(-inactive)
+    if residual is not None:
+        evidence["residual"] = residual
+        soft = 0.5 * soft + 0.5 * ranked(-residual)
     # What agrees with itself but is not exact stays below everything that is.
     weights = torch.where(found.exact, 0.9 + 0.1 * soft, 0.9 * soft)
     return weights, evidence

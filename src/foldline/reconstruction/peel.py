@@ -15,7 +15,7 @@ from foldline.randomness import Streams
 from foldline.reconstruction.features import Features
 from foldline.reconstruction.snap import BELOW, NEAR, measure, needed, outside, snap
 from foldline.reconstruction.starts import FEW, at_edge, images_of, unmix
-from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood
+from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood, sampled
 from foldline.results import Progress, silent
 
 ROUNDS = 10             # rounds of refitting and snapping at most
@@ -37,6 +37,8 @@ class Peeled:
     agreement: Tensor       # (q,) NCC with the nearest component of a second, independent start
     flat: Tensor            # (q,) bool: many pixels near the box's edge, so the box has a say
     rounds: int
+    R: Tensor               # (r, d) orthonormal: the span that the images lie in
+    space: Whitened         # of its features
 
 
 def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Streams, snapping: bool = True,
@@ -73,7 +75,7 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
         coefficients = closer(coefficients, fixed, worth, R, g) if clean else coefficients
     final = measure(coefficients, R)
     return Peeled(coefficients @ (R * live), fixed, final.violation, final.edge, independence(C, space.z),
-                  agreement_of(coefficients, space, R, g, streams), worth, done)
+                  agreement_of(coefficients, space, R, g, streams), worth, done, R, space)
 
 
 def refit(coefficients: Tensor, fixed: Tensor, space: Whitened, rng: torch.Generator | None) -> Tensor:
@@ -91,7 +93,9 @@ def refit(coefficients: Tensor, fixed: Tensor, space: Whitened, rng: torch.Gener
 def agreement_of(coefficients: Tensor, space: Whitened, R: Tensor, gauge: Tensor | None,
                  streams: Streams) -> Tensor:
     """Components that another random start finds again are real; artefacts of one start are not."""
-    other = likelihood(fast_ica(space.z, rng=streams("ica again"), rounds=150), space.z, rounds=8)
+    rng = streams("ica again")
+    few = sampled(space.z, rng)
+    other = likelihood(fast_ica(few, rng=rng, rounds=150), few, rounds=8)
     return ncc(coefficients @ R, images_of(other, space, R, gauge) @ R).abs().amax(1)
 
 

@@ -21,11 +21,12 @@ from torch import Tensor
 from foldline.randomness import Streams
 from foldline.reconstruction.features import Features
 from foldline.reconstruction.snap import outside, scaled
-from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, whiten
+from foldline.reconstruction.unmix import TAILS, Whitened, anneal, fast_ica, loss_of, whiten
 
 AT_EDGE = 0.3           # share of pixels near the box's edge from which on a candidate is worth snapping
 FEW = 0.2               # share of candidates at the box's edge below which the box says nothing about the rest
 STARTS = 2              # draws at most for each treatment of dead pixels
+SMALL = 32              # up to so many directions a start costs next to nothing
 LARGE = 256             # more directions than that are unmixed once each way: a start takes minutes
 GOOD = 0.1              # share of ink outside the box below which a component counts as arrived
 ENOUGH = 0.9            # share of components that have arrived, from which on no further start is drawn
@@ -48,7 +49,7 @@ def unmix(R: Tensor, gauge: Tensor | None, features: Features, live: Tensor, *, 
     spaces = [whiten(features(R))]
     best = one_start(spaces[0], R, gauge, live, streams("ica"))
     if not snapping or float(at_edge(best.coefficients @ R).double().mean()) <= FEW:
-        return best                                                 # the box cannot tell one start from another
+        return likeliest(best, R, gauge, live, streams)             # the box cannot tell one start from another
     if masked and not arrived(best):
         spaces.append(whiten(features(R * live)))
         best = better(best, one_start(spaces[1], R, gauge, live, streams("ica without dead pixels")))
@@ -68,6 +69,14 @@ def one_start(space: Whitened, R: Tensor, gauge: Tensor | None, live: Tensor, rn
     C = anneal(fast_ica(space.z, rng=rng), space.z)
     coefficients = images_of(C, space, R, gauge)
     return Unmixed(space, C, coefficients, outside(coefficients @ R[:, live]))
+
+
+def likeliest(best: Unmixed, R: Tensor, gauge: Tensor | None, live: Tensor, streams: Streams) -> Unmixed:
+    """Small spans are unmixed again, and the likelihood decides: rounding alone can leave a start on a saddle."""
+    for draw in range(1, STARTS + 1 if len(R) <= SMALL else 1):
+        other = one_start(best.space, R, gauge, live, streams(f"ica by likelihood {draw}"))
+        best = min(best, other, key=lambda one: loss_of(one.C, one.space.z, TAILS[-1])[0])
+    return best
 
 
 def arrived(unmixed: Unmixed) -> bool:

@@ -78,13 +78,18 @@ def fast_ica(z: Tensor, *, rng: torch.Generator, rounds: int = FAST_ROUNDS, tole
 
     The first rounds see a sample of the features: they need the direction, not the last digit.
     """
-    q, N = z.shape
+    q = len(z)
     C = orthogonal(torch.randn(q, q, generator=rng, dtype=z.dtype))
-    few = max(SAMPLE * q, 4000)
-    if 2 * few < N:
-        chosen = torch.randperm(N, generator=rng)[:few]
-        C = fixed_point(C, z[:, chosen], rounds // 2, 30 * tolerance)
+    few = sampled(z, rng)
+    if few is not z:
+        C = fixed_point(C, few, rounds // 2, 30 * tolerance)
     return fixed_point(C, z, rounds, tolerance)
+
+
+def sampled(z: Tensor, rng: torch.Generator) -> Tensor:
+    """Columns of z, as many as the first rounds need; all where that saves little."""
+    few = max(SAMPLE * len(z), 4000)
+    return z[:, torch.randperm(z.shape[1], generator=rng)[:few]] if 2 * few < z.shape[1] else z
 
 
 def fixed_point(C: Tensor, z: Tensor, rounds: int, tolerance: float) -> Tensor:
@@ -155,10 +160,10 @@ def loss_of(C: Tensor, z: Tensor, tail: float) -> tuple[float, Tensor]:
     return float(tail * torch.log1p(s * s).mean(1).double().sum() - logdet), s
 
 
-def scale_to(C: Tensor, z: Tensor, tail: float) -> Tensor:
+def scale_to(C: Tensor, z: Tensor, tail: float, rounds: int = 12) -> Tensor:
     """Rows scaled so that tail E 2 s^2 / (1 + s^2) = 1: stationary in scale."""
     s = C @ z
-    for _ in range(12):
+    for _ in range(rounds):
         power = tail * (2 * s * s / (1 + s * s)).mean(1, keepdim=True)
         factor = power.clamp(0.1, 10).pow(-0.7)
         s, C = s * factor, C * factor
