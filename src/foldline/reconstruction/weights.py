@@ -113,6 +113,8 @@ def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tup
         notes.append(f"The network could not be run on rows, so its units were not asked about the images: {error}")
     if both is not None:
         rows = both.M @ B[:, :-1]
+        notes.append(f"The units bear the images out: what each left in them is within "
+                     f"{float(both.residual.median()):.1%} of the signal the network sends back from it (median).")
     rows, inactive = untied(rows, inactive_share(rows, A), found.exact)
     weights, evidence = weigh(found, inactive, None if both is None else both.residual)
     # The box is convex and holds every training row: its nearest point is nearer to whichever of them this is. Natural
