@@ -51,6 +51,9 @@ def test_blurred_images_of_a_stationary_layer_come_out_sharp(outputs: int) -> No
     assert float(after.median()) > 0.99999 > float(before.max())
     assert float(after.min()) > 0.99
     assert torch.allclose(found.M @ B[:, -1], torch.ones(n, dtype=torch.float64))
+    M[3] = M[4]                                                     # the same image twice spans too little
+    assert unmix_both(M, A @ B.T, B, space, space.K_inverse, signal) is None
+    assert unmix_both(truth, A @ B.T, B, space, space.K_inverse, lambda rows: 0 * signal(rows)) is None
 
 
 def test_columns_that_fit_nothing_are_not_believed() -> None:
