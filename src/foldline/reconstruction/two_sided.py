@@ -38,7 +38,8 @@ FOLD = 0.02             # units nearer to their fold than this, relative to the 
 SETTLED, PATIENCE = 0.97, 3     # rounds that leave more than this of the residual end it, so many in a row
 UNRELATED = 0.8         # a first residual above this: the columns have nothing to do with the images (n = 500: 1.1)
 FITS = 0.05             # residual above which nothing is believed (after training 0.0005 to 0.02, small starts 0.25)
-OUTPUTS = 32            # more outputs than that explain any column
+OUTPUTS = 32            # outputs at most whose signals are asked for
+UNITS = 8               # units per output at least, or signals would explain any column
 CHUNK = 16              # columns solved for at a time
 
 Signal = Callable[[Tensor], Tensor]     # rows (m, d) that enter the first layer -> (m, k, h)
@@ -96,7 +97,10 @@ def unmix_both(M: Tensor, C: Tensor, basis: Tensor, space: Whitened, back: Tenso
         if int(singular):                                           # two candidates are one
             return None
         A = C @ Q                                                   # (h, r)
-        t, scale = targets(signal(M @ basis[:, :-1]), A.T)          # (r, h) each
+        s = signal(M @ basis[:, :-1])                               # (r, k, h)
+        if UNITS * s.shape[1] > len(C):
+            return None
+        t, scale = targets(s, A.T)                                  # (r, h) each
         residual = (A.T - t) / scale
         now = TwoSided(M, residual.abs().median(1).values)
         first = first or now
