@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from foldline.networks.one_hidden import Network
-from foldline.reconstruction.unmix import Whitened, independence, scale_to
+from foldline.reconstruction.unmix import Whitened, independence, scale_to, slopes
 
 ROUNDS = 16
 OFF, ON = 1e-4, 1.0     # widths of the Cauchy weights: zeros are exact, the rest only shows the way to them
@@ -113,7 +113,7 @@ def unmix_both(M: Tensor, C: Tensor, basis: Tensor, space: Whitened, back: Tenso
         Z = (M @ C.T).abs()
         spread = torch.where(t != 0, ON, OFF)
         weights = (FOLD * Z.median(1, keepdim=True).values < Z) / (spread ** 2 + residual ** 2) / scale ** 2
-        G, H = likelihood_slopes(rows, z)
+        G, H = (slope.double() for slope in slopes(rows @ z))
         ratio = size[:, None] / size                                # rows of the likelihood are scaled images
         E = solve_columns(A, weights, t, m * G * ratio, m * H * ratio ** 2)
         if E is None:
@@ -150,15 +150,6 @@ def targets(s: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     usual = (t.abs() / size).sum(0) / on.sum(0).clamp(min=1)        # (h,)
     scale = torch.where(on, t.abs(), usual * size)
     return t, scale.clamp(min=1e-6 * scale.amax(1, keepdim=True))
-
-
-def likelihood_slopes(rows: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Relative gradient and curvature (r, r) of the Cauchy likelihood: row k moved along row i."""
-    s = rows @ z
-    w = 1 / (1 + s * s)
-    G = (2 * s * w) @ s.T / z.shape[1] - torch.eye(len(rows), dtype=rows.dtype)
-    H = (2 * (1 - s * s) * w * w).mean(1)[:, None] * s.square().mean(1)
-    return G.double(), H.clamp(min=0.05).double()
 
 
 def solve_columns(A: Tensor, weights: Tensor, t: Tensor, G: Tensor, H: Tensor) -> Tensor | None:

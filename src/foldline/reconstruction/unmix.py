@@ -127,15 +127,10 @@ def likelihood(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int
     tail = 1 is Cauchy. Rows where `fixed` is True keep their direction.
     """
     C = scale_to(C.float(), z, tail)
-    N = z.shape[1]
-    eye = torch.eye(len(C), dtype=C.dtype)
     loss, s = loss_of(C, z, tail)
     for _ in range(rounds):
-        w = 1 / (1 + s * s)
-        G = tail * (2 * s * w) @ s.T / N - eye                      # relative gradient
-        curvature = tail * (2 * (1 - s * s) * w * w).mean(1)        # E psi'
-        # Row i moves along row j with curvature E psi'(s_i) E s_j^2; exact zeros make it large, so no row overshoots.
-        D = -G / (curvature[:, None] * s.square().mean(1)).clamp(min=0.05)
+        G, H = slopes(s, tail)
+        D = -G / H
         D.diagonal().copy_(-G.diagonal() / 2)
         if fixed is not None:
             D[fixed] = 0
@@ -152,6 +147,15 @@ def likelihood(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int
         if gained < ENOUGH * len(C):
             break
     return C
+
+
+def slopes(s: Tensor, tail: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Relative gradient and curvature (q, q) of that likelihood at components s (q, N): row i moved along row j."""
+    w = 1 / (1 + s * s)
+    G = tail * (2 * s * w) @ s.T / s.shape[1] - torch.eye(len(s), dtype=s.dtype)
+    curvature = tail * (2 * (1 - s * s) * w * w).mean(1)            # E psi'
+    # Row i moves along row j with curvature E psi'(s_i) E s_j^2; exact zeros make it large, so no row overshoots.
+    return G, (curvature[:, None] * s.square().mean(1)).clamp(min=0.05)
 
 
 def loss_of(C: Tensor, z: Tensor, tail: float) -> tuple[float, Tensor]:

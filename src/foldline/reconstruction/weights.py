@@ -112,7 +112,7 @@ def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tup
     except RuntimeError as error:                                    # layers that want another shape than rows
         notes.append(f"The network could not be run on rows, so its units were not asked about the images: {error}")
     if both is not None:
-        rows = both.M @ B[:, :-1]
+        rows = torch.where(found.exact[:, None], rows, both.M @ B[:, :-1])
         notes.append(f"The units bear the images out: what each left in them is within "
                      f"{float(both.residual.median()):.1%} of the signal the network sends back from it (median).")
     rows, inactive = untied(rows, inactive_share(rows, A), found.exact)
