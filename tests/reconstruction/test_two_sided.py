@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 import foldline as fl
 from foldline.judge.reconstruction import correlation
-from foldline.reconstruction import weights
+from foldline.reconstruction import layer, weights
 from foldline.reconstruction.features import edge_features
-from foldline.reconstruction.two_sided import Signal, TwoSided, signal_of, solve_columns, targets, unmix_both
+from foldline.reconstruction.two_sided import Signal, signal_of, solve_columns, targets, unmix_both
 from foldline.reconstruction.unmix import Whitened, whiten
 
 
@@ -115,10 +115,8 @@ def test_a_trained_network_without_a_known_box(monkeypatch: pytest.MonkeyPatch) 
 
     sharp, said = median()
 
-    def never(*_: object) -> TwoSided | None:
-        return None
-
-    monkeypatch.setattr(weights, "unmix_both", never)
+    monkeypatch.setattr(layer, "both_sides", lambda *_: None)
+    monkeypatch.setattr(layer, "by_units", lambda *_: None)
     blurred, unsaid = median()
     assert said and not unsaid and sharp > blurred and sharp > 0.9995
 

@@ -50,9 +50,14 @@ def weigh(found: Peeled, inactive: Tensor | None,
           residual: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """(weights (q,) in [0, 1], the evidence by name)"""
     evidence = {"exact": found.exact.double(), "violation": found.violation, "edge": found.edge.double(),
-                "agreement": found.agreement, "independence": found.independence}
+                "independence": found.independence}
     inside = 1 - (10 * found.violation).clamp(0, 1)                         # a tenth of the ink outside is too much
-    soft = 0.4 * found.agreement.clamp(0, 1) + 0.4 * inside + 0.2 * ranked(found.independence)
+    soft = 0.4 * inside + 0.2 * ranked(found.independence)
+    if found.agreement is not None:
+        evidence["agreement"] = found.agreement
+        soft = soft + 0.4 * found.agreement.clamp(0, 1)
+    else:
+        soft = soft / 0.6
     if inactive is not None:
         evidence["inactive"] = inactive
         soft = 0.8 * soft + 0.2 * ranked(-inactive)

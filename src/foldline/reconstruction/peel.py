@@ -14,7 +14,8 @@ from torch import Tensor
 from foldline.randomness import Streams
 from foldline.reconstruction.features import Features
 from foldline.reconstruction.snap import BELOW, NEAR, measure, needed, outside, snap
-from foldline.reconstruction.starts import FEW, at_edge, images_of, unmix
+from foldline.reconstruction.starts import FEW, LARGE, at_edge, images_of, unmix, unmix_by_units
+from foldline.reconstruction.units import Neighbours
 from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood, sampled
 from foldline.results import Progress, silent
 
@@ -34,7 +35,7 @@ class Peeled:
     violation: Tensor       # (q,)
     edge: Tensor            # (q,)
     independence: Tensor    # (q,)
-    agreement: Tensor       # (q,) NCC with the nearest component of a second, independent start
+    agreement: Tensor | None    # (q,) NCC with the nearest component of a second, independent start
     flat: Tensor            # (q,) bool: many pixels near the box's edge, so the box has a say
     rounds: int
     R: Tensor               # (r, d) orthonormal: the span that the images lie in
@@ -42,21 +43,28 @@ class Peeled:
 
 
 def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Streams, snapping: bool = True,
-         live: Tensor | None = None, rounds: int = ROUNDS, progress: Progress = silent) -> Peeled:
+         live: Tensor | None = None, units: Neighbours | None = None, rounds: int = ROUNDS,
+         progress: Progress = silent) -> Peeled:
     """raw (r, d): basis of the span in pixel units; gauge (r,): gauge . c = 1 for a training image, if known.
 
-    live (d,) bool: pixels where a training image can have ink; None: all.
+    live (d,) bool: pixels where a training image can have ink; None: all. units: of the layer that the basis is of, to
+    start from images and units together; there is no second start to agree with then.
     """
     R, g = orthonormal(raw, gauge)
     live = torch.ones(raw.shape[1], dtype=torch.bool) if live is None else live
     progress("unmixing", {"rank": float(len(R))})
-    start = unmix(R, g, features, live, streams=streams, snapping=snapping)
+    grown = None
+    if units is not None:
+        grown = unmix_by_units(R, g, features, live, units.within(raw @ R.T), streams=streams, progress=progress)
+    start = grown or unmix(R, g, features, live, streams=streams, snapping=snapping)
     space, C, coefficients = start.space, start.C, start.coefficients
     fixed = torch.zeros(len(C), dtype=torch.bool)
     worth = at_edge(coefficients @ R) if snapping else fixed.clone()
     done, dry = 0, 0
-    # MNIST, n = 500: 498 directions and 571 live pixels. The span holds points sparser than any digit.
-    if bool(worth.any()) and needed(len(R), int(live.sum())) < CROWDED * int(live.sum()):
+    # MNIST, n = 500: 498 directions and 571 live pixels. The span holds points sparser than any digit. And to snap a
+    # few flat pictures among 500 natural ones takes minutes.
+    worthwhile = float(worth.double().mean()) > (FEW if len(R) > LARGE else 0.0)
+    if worthwhile and needed(len(R), int(live.sum())) < CROWDED * int(live.sum()):
         snap_once(coefficients[worth], coefficients, fixed, R, g)
         # A few flat pictures among natural ones do not make the others easier. And where few arrive, the span is too
         # noisy: the rest would only be drawn to what looks like a digit (small start, n = 100: 53 % instead of 60).
@@ -74,8 +82,9 @@ def peel(raw: Tensor, gauge: Tensor | None, features: Features, *, streams: Stre
             progress("snapping", {"done": done, "total": rounds, "exact": float(fixed.sum()), "of": float(len(C))})
         coefficients = closer(coefficients, fixed, worth, R, g) if clean else coefficients
     final = measure(coefficients, R)
+    agreement = None if grown is not None else agreement_of(coefficients, space, R, g, streams)
     return Peeled(coefficients @ (R * live), fixed, final.violation, final.edge, independence(C, space.z),
-                  agreement_of(coefficients, space, R, g, streams), worth, done, R, space)
+                  agreement, worth, done, R, space)
 
 
 def refit(coefficients: Tensor, fixed: Tensor, space: Whitened, rng: torch.Generator | None) -> Tensor:

@@ -20,8 +20,11 @@ from torch import Tensor
 
 from foldline.randomness import Streams
 from foldline.reconstruction.features import Features
+from foldline.reconstruction.grow import grow
 from foldline.reconstruction.snap import outside, scaled
+from foldline.reconstruction.units import Neighbours
 from foldline.reconstruction.unmix import TAILS, Whitened, anneal, fast_ica, loss_of, whiten
+from foldline.results import Progress
 
 AT_EDGE = 0.3           # share of pixels near the box's edge from which on a candidate is worth snapping
 FEW = 0.2               # share of candidates at the box's edge below which the box says nothing about the rest
@@ -63,6 +66,19 @@ def unmix(R: Tensor, gauge: Tensor | None, features: Features, live: Tensor, *, 
                 return best
             best = better(best, one_start(space, R, gauge, live, streams(f"ica {kind} {draw}")))
     return best
+
+
+def unmix_by_units(R: Tensor, gauge: Tensor | None, features: Features, live: Tensor, units: Neighbours, *,
+                   streams: Streams, progress: Progress) -> Unmixed | None:
+    """From the layer's units too, whose differences are given in R. None where features do not see all of the span."""
+    space = whiten(features(R))
+    if len(space.K) < len(R) or len(units.differences) == 0:
+        return None
+    M = grow(units.differences @ space.K_inverse, space.z, units.weight(int(live.sum())), rng=streams("growing"),
+             progress=progress)
+    C = M.float()
+    coefficients = images_of(C, space, R, gauge)
+    return Unmixed(space, C, coefficients, outside(coefficients @ R[:, live]))
 
 
 def one_start(space: Whitened, R: Tensor, gauge: Tensor | None, live: Tensor, rng: torch.Generator) -> Unmixed:

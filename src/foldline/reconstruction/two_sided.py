@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from foldline.networks.one_hidden import Network
+from foldline.reconstruction.units import PIXELS
 from foldline.reconstruction.unmix import Whitened, independence, scale_to, slopes
 
 ROUNDS = 16
 OFF, ON = 1e-4, 1.0     # widths of the Cauchy weights: zeros are exact, the rest only shows the way to them
-PIXELS = 0.3            # independent features per pixel: there are nine edges to each, and neighbours are alike
 BLURRED = 0.02          # fall in independence that an image may not have
 FOLD = 0.02             # units nearer to their fold than this, relative to the median, are neither
 SETTLED, PATIENCE = 0.97, 3     # rounds that leave more than this of the residual end it, so many in a row
@@ -88,20 +88,12 @@ def unmix_both(M: Tensor, C: Tensor, basis: Tensor, space: Whitened, back: Tenso
     best: TwoSided | None = None
     for _ in range(ROUNDS):
         rows = scale_to((M @ back).float(), z, 1.0, rounds=12 if first is None else 4)
-        M = rows.double() @ forth
-        size = M @ basis[:, -1]                                     # the bias coordinate is 1 in a training row
-        if not bool((size.abs() > 1e-12 * M.norm(dim=1)).all()):
+        size = rows.double() @ forth @ basis[:, -1]
+        fit = fit_of(rows.double() @ forth, C, basis, signal)
+        if fit is None:
             return None
-        M = M / size[:, None]
-        Q, singular = torch.linalg.inv_ex(M)
-        if int(singular):                                           # two candidates are one
-            return None
-        A = C @ Q                                                   # (h, r)
-        s = signal(M @ basis[:, :-1])                               # (r, k, h)
-        if UNITS * s.shape[1] > len(C):
-            return None
-        t, scale = targets(s, A.T)                                  # (r, h) each
-        residual = (A.T - t) / scale
+        M, A, t, scale = fit.M, fit.A, fit.t, fit.scale
+        residual = fit.residual
         now = TwoSided(M, residual.abs().median(1).values)
         first = first or now
         if not left(first) < UNRELATED:
@@ -126,6 +118,35 @@ def unmix_both(M: Tensor, C: Tensor, basis: Tensor, space: Whitened, back: Tenso
         return None
     sharp = independence((best.M @ back).float(), z) > before - BLURRED
     return TwoSided(torch.where(sharp[:, None], best.M, first.M), torch.where(sharp, best.residual, first.residual))
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    M: Tensor           # (r, r) images in the basis, their bias coordinate 1
+    A: Tensor           # (h, r) what each left in the units
+    t: Tensor           # (r, h) what it should have left
+    scale: Tensor       # (r, h) the size of its signal on every unit
+
+    @property
+    def residual(self) -> Tensor:
+        """(r, h) relative to the signal."""
+        return (self.A.T - self.t) / self.scale
+
+
+def fit_of(M: Tensor, C: Tensor, basis: Tensor, signal: Signal) -> Fit | None:
+    """How the columns of images M (r, r) compare with their signals; None where that cannot be asked."""
+    size = M @ basis[:, -1]                                         # the bias coordinate is 1 in a training row
+    if not bool((size.abs() > 1e-12 * M.norm(dim=1)).all()):
+        return None
+    M = M / size[:, None]
+    Q, singular = torch.linalg.inv_ex(M)
+    if int(singular):                                               # two candidates are one
+        return None
+    A = C @ Q                                                       # (h, r)
+    s = signal(M @ basis[:, :-1])                                   # (r, k, h)
+    if UNITS * s.shape[1] > len(C):
+        return None
+    return Fit(M, A, *targets(s, A.T))
 
 
 def left(fit: TwoSided) -> float:

@@ -20,15 +20,14 @@ from foldline.errors import BadInput, Refused
 from foldline.images import guessed_shape
 from foldline.networks.one_hidden import Network
 from foldline.randomness import Streams
-from foldline.reconstruction.basis import MOVED, Rows, rows_in, settled
-from foldline.reconstruction.evidence import inactive_share, untied, weigh
+from foldline.reconstruction.basis import rows_in
 from foldline.reconstruction.features import Features, features_for
+from foldline.reconstruction.layer import rows_with_bias
 from foldline.reconstruction.noise_edge import Edge, noise_edge
-from foldline.reconstruction.peel import ROUNDS, Peeled, peel
+from foldline.reconstruction.peel import ROUNDS
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
 from foldline.reconstruction.start_left import start_in_weights
-from foldline.reconstruction.starts import FEW, live_pixels
-from foldline.reconstruction.two_sided import Signal, TwoSided, signal_of, unmix_both
+from foldline.reconstruction.two_sided import signal_of
 from foldline.results import Progress, Provenance, Status, silent
 
 CONDENSED = 3           # a span of so few directions holds prototypes, not samples
@@ -79,61 +78,6 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
         status=status_of(edge, certificate, [*notes, *found.notes], A), queries=0, certificate=certificate,
         provenance=provenance, samples=samples, weights=weights, evidence=evidence, estimated_n=found.n,
         singular_values=edge.singular_values, image_shape=shape)
-
-
-def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tuple[float, float] | None,
-                   features: Features, *, signal: Signal, streams: Streams, rounds: int, progress: Progress) -> Rows:
-    """Training rows from a basis B (r, d + 1) of the span of [x - mean, 1]; A (h, d + 1) the layer itself."""
-    low, high = box if box is not None else (0.0, 1.0)
-    gauge = B[:, -1]
-    snapping = box is not None and (centred or float(B[:, :-1].norm()) > 0)
-    notes = []
-
-    def pixels(above: Tensor) -> Tensor:
-        # Raw pixels, the mean put back through the bias coordinate, in units of the box.
-        return (B[:, :-1] + gauge[:, None] * above) / (high - low)
-
-    def unmixed(above: Tensor) -> Peeled:
-        raw = pixels(above)
-        return peel(raw, gauge, features, streams=streams, snapping=snapping,
-                    live=live_pixels(raw, above if centred and box is not None else None), rounds=rounds,
-                    progress=progress)
-
-    if not centred and box is not None:
-        notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
-    found, moved = settled(unmixed, offset - low, (high - low) * (box is not None and centred))
-    if moved:
-        notes.append(MOVED)
-    rows = found.images * (high - low) + low - offset                # network coordinates
-    progress("weighing", {"candidates": float(len(rows))})
-    both = None
-    try:
-        both = None if moved else both_sides(found, pixels(offset - low), B, A @ B.T, signal)
-    except RuntimeError as error:                                    # layers that want another shape than rows
-        notes.append(f"The network could not be run on rows, so its units were not asked about the images: {error}")
-    if both is not None:
-        rows = torch.where(found.exact[:, None], rows, both.M @ B[:, :-1])
-        notes.append(f"The units bear the images out: what each left in them is within "
-                     f"{float(both.residual.median()):.1%} of the signal the network sends back from it (median).")
-    rows, inactive = untied(rows, inactive_share(rows, A), found.exact)
-    weights, evidence = weigh(found, inactive, None if both is None else both.residual)
-    # The box is convex and holds every training row: its nearest point is nearer to whichever of them this is. Natural
-    # pictures hardly reach its edge, and a wrong contrast would be cut.
-    rows = torch.where(found.flat[:, None], (rows + offset).clamp(low, high) - offset, rows)
-    return Rows(rows, weights, evidence, int(found.exact.sum()), len(B), notes)
-
-
-def both_sides(found: Peeled, raw: Tensor, B: Tensor, C: Tensor, signal: Signal) -> TwoSided | None:
-    """Images moved to where the units agree with them, or None. raw (r, d): B as pixels; C (h, r): the layer in B.
-
-    Where the pixel box has pinned images already they are better off as they are.
-    """
-    K = raw @ found.R.T                                              # coordinates in B -> in R
-    if float(found.exact.double().mean()) > FEW or not K.shape[0] == K.shape[1] == len(found.space.K) == len(
-            found.images):
-        return None
-    M = torch.linalg.solve(K.T, (found.images @ found.R.T).T).T
-    return unmix_both(M, C, B, found.space, K @ found.space.K_inverse, signal)
 
 
 def first_layer(network: nn.Module) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

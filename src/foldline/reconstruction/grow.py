@@ -1,0 +1,191 @@
+"""Unmixing images and units together, a few directions at a time.
+
+The layer is A M, images M (r, r) on the right and what each left in the units on the left; features of the images
+are sparse (unmix.py), and so are differences of neighbouring rows of A (units.py). With Q = M^-1, z the images'
+features and D the differences, both in whitened coordinates,
+
+    minimise  sum_i mean log(1 + (f_i M z)_i^2) + weight sum_i mean log(1 + (e_i D Q)_i^2)  - logs of the scales
+
+over M and the scales e and f of either side; the determinants of M and Q cancel but for the weight. Among 500 images
+the search fails from a random start, not the objective, so it grows: D's principal directions come in the order of the
+training rows' multipliers, the unmixing of the first r is a fair start for that of the first 1.1 r, and the rows that
+are not in yet are weak. CIFAR-10 and MNIST, n = 500: 5 % and 1 % by features alone, 89 % and 72 % this way.
+
+The steps are relative, M <- (I + E)^-T M, by L-BFGS; its first metric is the curvature of the quadratics that touch the
+logarithms from above, entry by entry, which exact zeros cannot make indefinite. Cost: no queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foldline.reconstruction.unmix import fast_ica
+from foldline.results import Progress, silent
+
+FIRST, GROWTH, LEAST = 20, 1.1, 3       # directions at first, then so many times more, at least so many more
+ROUNDS, LAST = 20, 400                  # rounds for each size, and for the whole
+SAMPLE = 8000           # features of the images that are looked at
+MEMORY = 10             # pairs of the quasi-Newton metric
+FRESH = 5               # rounds between curvatures
+FLAT = 0.05             # curvature at least
+LONGEST = 0.5           # entry of a step at most, relative to the component that it moves
+SLOPE = 1e-4            # share of the promised gain that a step must keep
+ENOUGH = 2e-5           # gain per component and round below which a size is done
+SILENT = 1e-10          # components shorter than this, relative to the longest, are rounding
+SCALING, RESCALING = 12, 2              # rounds for the scales: at first, and after a step
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    S: Tensor           # (a, N) float32 components, scaled
+    f: Tensor           # (a, 1) float64 their scales
+
+
+def grow(D: Tensor, z: Tensor, weight: float, *, rng: torch.Generator, progress: Progress = silent) -> Tensor:
+    """M (r, r): images in whitened coordinates, unit rows. D (N, r) differences of units and z (r, N') features in these."""
+    r = D.shape[1]
+    z = z[:, torch.randperm(z.shape[1], generator=rng)[:SAMPLE]].float()
+    M = torch.linalg.svd(D, full_matrices=False)[2]
+    if len(M) < r:                                                  # fewer pairs than directions
+        M = torch.linalg.qr(M.T, mode="complete")[0].T
+    Q, a = M.T.clone(), 0
+    while a < r:
+        b = min(r, max(FIRST, a + LEAST, int(GROWTH * a)))
+        M[a:b], Q[:, a:b] = block(D @ Q[:, a:b], M[a:b], Q[:, a:b], rng)
+        a = b
+        M[:a], Q[:, :a] = refine(D, z, M[:a], Q[:, :a], weight, LAST if a == r else ROUNDS)
+        progress("growing", {"done": a, "total": r})
+    return M / M.norm(dim=1, keepdim=True)
+
+
+def block(components: Tensor, M: Tensor, Q: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """New directions unmixed among themselves. components (N, m) = D Q, M (m, r), Q (r, m)."""
+    L, V = torch.linalg.eigh(components.T @ components / len(components))
+    K = (V / floored(L, SILENT ** 2).sqrt()).T                      # (m, m)
+    if len(K) > 1:
+        K = fast_ica((K @ components.T).float(), rng=rng).double() @ K
+    return torch.linalg.solve(K.T, M), Q @ K.T
+
+
+def refine(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float, rounds: int) -> tuple[Tensor, Tensor]:
+    """(M (a, r), Q (r, a)) at a lower value of the module's objective, in the span of these a."""
+    left = (D @ Q).T                                                # (a, N)
+    size = floored(left.square().mean(1, keepdim=True).sqrt(), SILENT)
+    C = descend((left / size).float(), (size * (M @ z.double())).float(), weight, rounds) / size.T
+    return torch.linalg.solve(C.T, M), Q @ C.T
+
+
+def floored(sizes: Tensor, least: float) -> Tensor:
+    """Sizes no smaller than `least` of the largest; 1 where all are nothing."""
+    largest = float(sizes.max())
+    return sizes.clamp(min=least * largest) if largest > 0 else torch.ones_like(sizes)
+
+
+def descend(left: Tensor, right: Tensor, weight: float, rounds: int) -> Tensor:
+    """C (a, a) that makes both C left and C^-T right sparse."""
+    a = len(left)
+    C = torch.eye(a, dtype=torch.float64)
+    L, R, logdet = rescaled(left, SCALING), rescaled(right, SCALING), 0.0
+    loss = loss_of(L, R, weight, logdet)
+    metric = Metric()
+    H: Tensor | None = None
+    for done in range(rounds):
+        ratio_left, ratio_right = L.f / L.f.T, R.f / R.f.T
+        G = weight * gradient(L.S) * ratio_left - (gradient(R.S) * ratio_right).T
+        G.fill_diagonal_(0)                                         # sizes are the scales' business
+        if H is None or done % FRESH == 0:
+            H = weight * curvature(L.S) * ratio_left ** 2 + (curvature(R.S) * ratio_right ** 2).T
+        E = metric.step(G, H)
+        slope = float((E * G).sum())
+        longest = float(torch.maximum((E * ratio_left).abs(), (E.T * ratio_right).abs()).max())
+        t = min(1.0, LONGEST / max(longest, 1e-300))
+        for _ in range(8):
+            trial = C + t * (E @ C)
+            trial_logdet = float(torch.linalg.slogdet(trial)[1])
+            inverse, singular = torch.linalg.inv_ex(trial)
+            new_L = Side((L.f * trial).float() @ left, L.f)
+            new_R = Side((R.f * inverse.T).float() @ right, R.f)
+            if not int(singular) and loss_of(new_L, new_R, weight, trial_logdet) < loss + SLOPE * t * slope:
+                break
+            t *= 0.5
+        else:
+            if metric.empty():
+                break
+            metric.forget()
+            continue
+        metric.took(t * E, G)
+        C, L, R = trial, rescaled(new_L.S, RESCALING, new_L.f), rescaled(new_R.S, RESCALING, new_R.f)
+        before, loss = loss, loss_of(L, R, weight, trial_logdet)
+        if before - loss < ENOUGH * a * (1 + weight):
+            break
+    return C
+
+
+class Metric:
+    """L-BFGS: what the last steps and the gradients before them say about curvature."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Tensor, Tensor, float]] = []
+        self.last: tuple[Tensor, Tensor] | None = None              # step, gradient where it began
+
+    def step(self, G: Tensor, H: Tensor) -> Tensor:
+        """A direction of descent, its diagonal zero."""
+        if self.last is not None:
+            s, y = self.last[0], G - self.last[1]
+            if float((s * y).sum()) > 1e-12:
+                self.pairs = [*self.pairs, (s, y, 1 / float((s * y).sum()))][-MEMORY:]
+        E = self.through(G, H)
+        if float((E * G).sum()) >= 0:
+            self.forget()
+            E = self.through(G, H)
+        return E
+
+    def through(self, G: Tensor, H: Tensor) -> Tensor:
+        d, shares = G.clone(), []
+        for s, y, rho in reversed(self.pairs):
+            shares.append(rho * float((s * d).sum()))
+            d -= shares[-1] * y
+        d = d / H
+        for (s, y, rho), share in zip(self.pairs, reversed(shares), strict=True):
+            d += (share - rho * float((y * d).sum())) * s
+        return -d.fill_diagonal_(0)
+
+    def took(self, step: Tensor, gradient_before: Tensor) -> None:
+        self.last = step, gradient_before
+
+    def empty(self) -> bool:
+        return not self.pairs
+
+    def forget(self) -> None:
+        self.pairs, self.last = [], None
+
+
+def rescaled(S: Tensor, rounds: int, f: Tensor | None = None) -> Side:
+    """Components scaled so that E 2 s^2 / (1 + s^2) = 1: stationary in scale. f: the scales that S has already."""
+    f = torch.ones(len(S), 1, dtype=torch.float64) if f is None else f
+    for _ in range(rounds):
+        factor = (2 * S * S / (1 + S * S)).mean(1, keepdim=True).clamp(0.1, 10).pow(-0.7)
+        S, f = S * factor, f * factor.double()
+    return Side(S, f)
+
+
+def loss_of(L: Side, R: Side, weight: float, logdet: float) -> float:
+    return weight * (surprise(L) - logdet) + surprise(R) + logdet
+
+
+def surprise(side: Side) -> float:
+    return float((torch.log1p(side.S * side.S).mean(1).double() - side.f[:, 0].log()).sum())
+
+
+def gradient(S: Tensor) -> Tensor:
+    """(a, a) slope of mean log(1 + s_i^2) when component i moves along component j."""
+    return (2 * (S / (1 + S * S)) @ S.T / S.shape[1]).double()
+
+
+def curvature(S: Tensor) -> Tensor:
+    """(a, a) the same of the quadratic that touches the logarithm at s from above: never below zero."""
+    S2 = S * S
+    return (2 * (1 / (1 + S2)) @ S2.T / S.shape[1]).double().clamp(min=FLAT)

@@ -1,0 +1,114 @@
+"""Images and units unmixed together: neighbours differ by little, slopes are right, and units find what images hide."""
+
+import pytest
+import torch
+from planted import MNIST, trained
+from torch import Tensor, nn
+
+import foldline as fl
+from foldline.reconstruction import grow as growing
+from foldline.reconstruction import layer, peel
+from foldline.reconstruction.grow import descend, gradient, grow, loss_of, rescaled
+from foldline.reconstruction.units import neighbours_in
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=fl.generator(seed), dtype=torch.float64)
+
+
+def sparse(rows: int, columns: int, seed: int = 0) -> Tensor:
+    """A tenth of the entries are not zero."""
+    mask = torch.rand(rows, columns, generator=fl.generator(seed + 1), dtype=torch.float64) < 0.1
+    return normal(rows, columns, seed=seed) * mask
+
+
+def found_of(M: Tensor, truth: Tensor) -> int:
+    """How many rows of truth are rows of M up to sign and size."""
+    alike = nn.functional.normalize(M, dim=1) @ nn.functional.normalize(truth, dim=1).T
+    return int((alike.abs().amax(0) > 0.99).sum())
+
+
+def test_neighbours_are_paired_once_and_dead_units_not_at_all() -> None:
+    C = torch.tensor([[3.0, 0.0], [2.0, 0.2], [0.0, 1.0], [-0.1, 4.0], [1e-9, 1e-9]], dtype=torch.float64)
+    found = neighbours_in(C)
+    assert found.units == 4 and len(found.differences) == 6         # four units have three neighbours each
+    u = nn.functional.normalize(C[:2], dim=1)
+    assert bool(((found.differences - (u[0] - u[1])).norm(dim=1) < 1e-12).any())
+    assert found.weight(10) == pytest.approx(4 / 3)
+    turn = torch.tensor([[0.0, 2.0], [1.0, 0.0]], dtype=torch.float64)
+    assert torch.allclose(found.within(turn).differences, found.differences @ turn)
+    assert len(neighbours_in(C[:1]).differences) == 0
+
+
+def test_units_alone_find_rows_that_no_feature_tells_apart() -> None:
+    r = 45                                                          # three sizes of growth and more
+    truth = torch.linalg.qr(normal(r, r))[0]                        # images, and features that say nothing about them
+    strength = torch.logspace(0, -3, r, dtype=torch.float64)
+    D = (sparse(1500, r) * strength) @ truth
+    z = normal(r, 2000, seed=3)
+    M = grow(D, z, 1.0, rng=fl.generator(0))
+    assert found_of(M, truth) == r
+    nothing = (normal(1500, r, seed=5) * strength) @ truth          # dense differences tell nothing either
+    assert found_of(grow(nothing, z, 1.0, rng=fl.generator(0)), truth) < 3
+
+
+def test_images_that_differences_never_hold_come_from_their_features() -> None:
+    r = 30
+    truth = torch.linalg.qr(normal(r, r, seed=1))[0]
+    D = sparse(800, r, seed=2)
+    D[:, 25:] = 1e-9 * normal(800, 5, seed=3)                       # the last five left nothing but rounding
+    z = truth.T @ sparse(r, 3000, seed=4)                           # truth z is sparse
+    assert found_of(grow(D @ truth, z, 1.0, rng=fl.generator(0)), truth) == r
+
+
+def test_slopes_are_those_of_the_loss() -> None:
+    left, right = normal(4, 50).float(), normal(4, 60, seed=1).float()
+    L, R = rescaled(left, 12), rescaled(right, 12)
+    G = 2.5 * gradient(L.S) * (L.f / L.f.T) - (gradient(R.S) * (R.f / R.f.T)).T
+    at = loss_of(L, R, 2.5, 0.0)
+    for i, j in ((0, 1), (2, 3), (3, 0)):
+        E = torch.zeros(4, 4, dtype=torch.float64)
+        E[i, j] = 1e-3
+        T = torch.eye(4, dtype=torch.float64) + E
+        moved = [growing.Side((side.f * by).float() @ x, side.f)
+                 for side, by, x in ((L, T, left), (R, torch.linalg.inv(T).T, right))]
+        ahead = loss_of(*moved, 2.5, float(torch.linalg.slogdet(T)[1]))
+        assert (ahead - at) / 1e-3 == pytest.approx(float(G[i, j]), abs=0.02)
+    for side in (L, R):
+        assert torch.allclose((2 * side.S**2 / (1 + side.S**2)).mean(1), torch.ones(4), atol=1e-3)
+
+
+def test_descent_never_ends_above_its_start() -> None:
+    left, right = normal(8, 100).float(), normal(8, 100, seed=1).float()
+
+    def loss(C: Tensor) -> float:
+        L = rescaled(C.float() @ left, 30)
+        return loss_of(L, rescaled(torch.linalg.inv(C).T.float() @ right, 30), 0.5, float(torch.linalg.slogdet(C)[1]))
+
+    losses = [loss(descend(left, right, 0.5, rounds)) for rounds in (0, 1, 5, 50)]
+    assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1] + 0.1
+
+
+def test_more_directions_than_pairs_still_end_in_a_basis() -> None:
+    M = grow(sparse(10, 25), normal(25, 400), 1.0, rng=fl.generator(0))
+    assert M.shape == (25, 25) and int(torch.linalg.matrix_rank(M)) == 25
+
+
+def test_a_large_span_is_grown_and_the_network_bears_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = trained(40)
+    monkeypatch.setattr(layer, "LARGE", 10)
+    monkeypatch.setattr(peel, "LARGE", 10)
+
+    def unmix(*_: object, **__: object) -> None:
+        raise AssertionError("features alone were asked")
+
+    with monkeypatch.context() as only:
+        only.setattr(peel, "unmix", unmix)
+        found = fl.reconstruct(v.module, rng=fl.generator(0), image_shape=MNIST, mean=v.mean, box=None)
+    score = fl.score_reconstruction(found.samples + v.mean, v.data.x, v.data.x_unseen, image_shape=MNIST)
+    assert score.recovered > 0.8 and "residual" in found.evidence and "agreement" not in found.evidence
+    with torch.no_grad():                                           # the same layer, but none that sends such signals
+        v_other = trained(40).module
+        other = nn.Sequential(v_other[0], nn.ReLU(), nn.Linear(len(v_other[0].weight), 1))
+    found = fl.reconstruct(other, rng=fl.generator(0), image_shape=MNIST, mean=v.mean, box=None)
+    assert "residual" not in found.evidence and "agreement" in found.evidence
