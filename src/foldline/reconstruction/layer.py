@@ -63,12 +63,17 @@ def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tup
         notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
     layer = Layer(B, A @ B.T, pixels(offset - low), answering(signal, B, notes))
     above = offset - low
-    seen = by_units(unmixed(above, neighbours_in(layer.C)), layer) if len(B) > LARGE and layer.signal else None
+    units = neighbours_in(layer.C) if layer.signal else None
+    first = unmixed(above, units) if units and len(B) > LARGE else None
+    seen = by_units(first, layer) if first else None
     if seen is None:
-        found, moved = settled(unmixed, above, (high - low) * (box is not None and centred))
+        if first and not grew(first):                               # so features alone have unmixed it
+            found, moved = first, False
+        else:
+            found, moved = settled(unmixed, above, (high - low) * (box is not None and centred))
         seen = Seen(found, None, None) if moved else by_features(found, layer)
-        if len(B) <= LARGE and not moved and seen.residual is None and not pinned(found) and layer.signal:
-            seen = by_units(unmixed(above, neighbours_in(layer.C)), layer) or seen
+        if units and len(B) <= LARGE and not moved and seen.residual is None and not pinned(found):
+            seen = by_units(unmixed(above, units), layer) or seen
         notes += [MOVED] * moved
     found = seen.found
     progress("weighing", {"candidates": float(len(found.images))})
@@ -96,6 +101,11 @@ def answering(signal: Signal, B: Tensor, notes: list[str]) -> Signal | None:
     return signal
 
 
+def grew(found: Peeled) -> bool:
+    """Whether it came from images and units: there is no second start to agree with then."""
+    return found.agreement is None
+
+
 def pinned(found: Peeled) -> bool:
     """Where the pixel box has pinned images already they are better off as they are."""
     return float(found.exact.double().mean()) > FEW
@@ -108,12 +118,14 @@ def by_features(found: Peeled, layer: Layer) -> Seen:
 
 def by_units(found: Peeled, layer: Layer) -> Seen | None:
     """What grew from images and units, or None where the network does not bear it out."""
-    both = both_sides(found, layer) if len(layer.B) <= LARGE else None      # more of them would lose the weak ones
+    M = coordinates(found, layer)
+    if M is None or layer.signal is None or not grew(found):
+        return None
+    both = both_sides(found, layer) if len(layer.B) <= LARGE else None      # among more it would lose weak images
     if both is not None:
         return Seen(found, both.M, both.residual)
-    M = coordinates(found, layer)
-    fit = None if M is None or layer.signal is None else fit_of(M, layer.C, layer.B, layer.signal)
-    if fit is None or found.agreement is not None:                  # nothing grew
+    fit = fit_of(M, layer.C, layer.B, layer.signal)
+    if fit is None:
         return None
     residual = fit.residual.abs().median(1).values
     return Seen(found, None, residual) if float(residual.median()) < BELIEVED else None

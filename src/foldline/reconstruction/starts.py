@@ -70,12 +70,14 @@ def unmix(R: Tensor, gauge: Tensor | None, features: Features, live: Tensor, *, 
 
 def unmix_by_units(R: Tensor, gauge: Tensor | None, features: Features, live: Tensor, units: Neighbours, *,
                    streams: Streams, progress: Progress) -> Unmixed | None:
-    """From the layer's units too, whose differences are given in R. None where features do not see all of the span."""
+    """From the layer's units too, whose differences are given in R. None where one side misses part of the span."""
     space = whiten(features(R))
-    if len(space.K) < len(R) or len(units.differences) == 0:
+    if len(space.K) < len(R):
         return None
     M = grow(units.differences @ space.K_inverse, space.z, units.weight(int(live.sum())), rng=streams("growing"),
              progress=progress)
+    if M is None:
+        return None
     C = M.float()
     coefficients = images_of(C, space, R, gauge)
     return Unmixed(space, C, coefficients, outside(coefficients @ R[:, live]))

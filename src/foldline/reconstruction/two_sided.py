@@ -88,12 +88,12 @@ def unmix_both(M: Tensor, C: Tensor, basis: Tensor, space: Whitened, back: Tenso
     best: TwoSided | None = None
     for _ in range(ROUNDS):
         rows = scale_to((M @ back).float(), z, 1.0, rounds=12 if first is None else 4)
-        size = rows.double() @ forth @ basis[:, -1]
-        fit = fit_of(rows.double() @ forth, C, basis, signal)
+        M = rows.double() @ forth
+        size = M @ basis[:, -1]
+        fit = fit_of(M, C, basis, signal)
         if fit is None:
             return None
-        M, A, t, scale = fit.M, fit.A, fit.t, fit.scale
-        residual = fit.residual
+        M, A, t, scale, residual = fit.M, fit.A, fit.t, fit.scale, fit.residual
         now = TwoSided(M, residual.abs().median(1).values)
         first = first or now
         if not left(first) < UNRELATED:
