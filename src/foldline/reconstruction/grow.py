@@ -67,7 +67,8 @@ def grow(D: Tensor, z: Tensor, weight: float, *, rng: torch.Generator, progress:
         M[:a], Q[:, :a] = refine(D, z, M[:a], Q[:, :a], weight, LAST if a == r else ROUNDS)
         progress("growing", {"done": a, "total": r + REPAIRS})
     M = mended(D, z, M, Q, weight, rng, lambda done: progress("growing", {"done": r + done, "total": r + REPAIRS}))
-    return M / M.norm(dim=1, keepdim=True)
+    unit: Tensor = M / M.norm(dim=1, keepdim=True)
+    return unit
 
 
 def mended(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float, rng: torch.Generator,
@@ -119,7 +120,8 @@ def block(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float,
 def whitening(components: Tensor) -> Tensor:
     """K (m, m) with K components at unit second moment."""
     L, V = torch.linalg.eigh(components @ components.T / components.shape[1])
-    return (V / floored(L, SILENT ** 2).sqrt()).T
+    K: Tensor = (V / floored(L, SILENT ** 2).sqrt()).T
+    return K
 
 
 def refine(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float, rounds: int) -> tuple[Tensor, Tensor]:
