@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import foldline as fl
-from foldline.reconstruction.noise_edge import median_singular_value, noise_edge
+from foldline.reconstruction.noise_edge import median_singular_value, noise_edge, singular
 
 
 def noise(h: int, d: int, seed: int, *, uniform: bool = False) -> Tensor:
@@ -64,3 +64,16 @@ def test_a_single_zero_after_a_steep_fall_is_an_exact_rank() -> None:
     A = torch.randn(30, 8, generator=rng, dtype=torch.float64) @ torch.randn(8, 9, generator=rng, dtype=torch.float64)
     edge, _ = noise_edge(A)                                 # 9 values, one of them zero
     assert edge.rank == 8 and edge.gap > 1e6
+
+
+@pytest.mark.parametrize(("h", "d"), [(60, 40), (40, 60), (1, 7), (7, 1)])
+@pytest.mark.parametrize("decades", [0, 6, 11])
+def test_singular_values_are_those_that_the_matrix_was_made_of(h: int, d: int, decades: int) -> None:
+    m = min(h, d)
+    s = torch.logspace(0, -decades, m, dtype=torch.float64)
+    A = torch.linalg.qr(noise(h, m, 1))[0] * s @ torch.linalg.qr(noise(d, m, 2))[0].T
+    found, V = singular(A)
+    assert torch.allclose(found, s, rtol=1e-3)
+    assert float((V @ V.T - torch.eye(m, dtype=V.dtype)).abs().max()) < 1e-12
+    assert float((A - A @ V.T @ V).abs().max()) < 1e-13
+    assert singular(torch.zeros(h, d, dtype=torch.float64))[0].tolist() == [0.0] * m
