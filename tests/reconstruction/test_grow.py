@@ -9,7 +9,7 @@ import foldline as fl
 from foldline.reconstruction import grow as growing
 from foldline.reconstruction import layer, peel
 from foldline.reconstruction.grow import descend, gradient, grow, loss_of, rescaled
-from foldline.reconstruction.units import neighbours_in
+from foldline.reconstruction.units import alive, neighbours_in
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -39,6 +39,8 @@ def test_neighbours_are_paired_once_and_dead_units_not_at_all() -> None:
     turn = torch.tensor([[0.0, 2.0], [1.0, 0.0]], dtype=torch.float64)
     assert torch.allclose(found.within(turn).differences, found.differences @ turn)
     assert len(neighbours_in(C[:1]).differences) == 0
+    condensed = torch.cat([C, 1e-9 * normal(20, 2)])                # most units are dead
+    assert alive(condensed).tolist() == [True] * 4 + [False] * 21
 
 
 def test_units_alone_find_rows_that_no_feature_tells_apart() -> None:

@@ -54,6 +54,8 @@ def test_blurred_images_of_a_stationary_layer_come_out_sharp(outputs: int) -> No
     M[3] = M[4]                                                     # the same image twice spans too little
     assert unmix_both(M, A @ B.T, B, space, space.K_inverse, signal) is None
     assert unmix_both(truth, A @ B.T, B, space, space.K_inverse, lambda rows: 0 * signal(rows)) is None
+    few = unmix_both(truth, (A @ B.T)[:17], B, space, space.K_inverse, lambda rows: signal(rows)[:, :, :17])
+    assert few is None                                              # 12 images turned freely would explain 17 units
     many = torch.randn(n, len(A), len(A), generator=fl.generator(3), dtype=torch.float64)
     assert unmix_both(truth, A @ B.T, B, space, space.K_inverse, lambda _: many) is None     # would fit anything
 

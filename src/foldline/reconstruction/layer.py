@@ -20,7 +20,7 @@ from foldline.reconstruction.features import Features
 from foldline.reconstruction.peel import Peeled, peel
 from foldline.reconstruction.starts import FEW, LARGE, live_pixels
 from foldline.reconstruction.two_sided import Signal, TwoSided, fit_of, unmix_both
-from foldline.reconstruction.units import Neighbours, neighbours_in
+from foldline.reconstruction.units import Neighbours, alive, neighbours_in
 from foldline.results import Progress
 
 BELIEVED = 0.15         # median distance of columns from their signals: 0.06 to 0.08 where it grew right, else 0.25 on
@@ -29,7 +29,7 @@ BELIEVED = 0.15         # median distance of columns from their signals: 0.06 to
 @dataclass(frozen=True, eq=False)
 class Layer:
     B: Tensor           # (r, d + 1) orthonormal basis of its span
-    C: Tensor           # (h, r) the layer in it
+    C: Tensor           # (h', r) the layer in it, but for dead units: nothing was left in those, and nothing is sent
     pixels: Tensor      # (r, d) the basis as raw pixels in units of the box
     signal: Signal | None   # what the network sends back to it, if it can be asked
 
@@ -61,7 +61,8 @@ def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tup
 
     if not centred and box is not None:
         notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
-    layer = Layer(B, A @ B.T, pixels(offset - low), answering(signal, B, notes))
+    living = alive(A @ B.T)
+    layer = Layer(B, A[living] @ B.T, pixels(offset - low), answering(signal, living, B, notes))
     above = offset - low
     units = neighbours_in(layer.C) if layer.signal else None
     first = unmixed(above, units) if units and len(B) > LARGE else None
@@ -91,14 +92,14 @@ def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tup
     return Rows(rows, weights, evidence, int(found.exact.sum()), len(B), notes)
 
 
-def answering(signal: Signal, B: Tensor, notes: list[str]) -> Signal | None:
-    """The signal, or None with a note where the layers after the first want another shape than rows."""
+def answering(signal: Signal, living: Tensor, B: Tensor, notes: list[str]) -> Signal | None:
+    """The signal to living units (h,), or None with a note where the later layers want another shape than rows."""
     try:
         signal(B[:1, :-1])
     except RuntimeError as error:
         notes.append(f"The network could not be run on rows, so its units were not asked about the images: {error}")
         return None
-    return signal
+    return lambda rows: signal(rows)[:, :, living]
 
 
 def grew(found: Peeled) -> bool:

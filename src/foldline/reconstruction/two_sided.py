@@ -40,6 +40,7 @@ UNRELATED = 0.8         # a first residual above this: the columns have nothing 
 FITS = 0.05             # residual above which nothing is believed (after training 0.0005 to 0.02, small starts 0.25)
 OUTPUTS = 32            # outputs at most whose signals are asked for
 UNITS = 8               # units per output at least, or signals would explain any column
+ROOM = 1.5              # units per direction at least, or images could be turned until any column is explained
 CHUNK = 16              # columns solved for at a time
 
 Signal = Callable[[Tensor], Tensor]     # rows (m, d) that enter the first layer -> (m, k, h)
@@ -81,6 +82,8 @@ def unmix_both(M: Tensor, C: Tensor, basis: Tensor, space: Whitened, back: Tenso
 
     back (r, r): coordinates in the basis -> whitened coordinates. signal: of rows that enter the first layer.
     """
+    if ROOM * len(M) > len(C):
+        return None
     z, forth = space.z, torch.linalg.inv(back)
     m = PIXELS * (basis.shape[1] - 1)
     before, settled = independence((M @ back).float(), z), 0

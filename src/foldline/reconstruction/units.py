@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 NEAREST = 5             # neighbours per unit
-DEAD = 1e-3             # units shorter than this, relative to the median, hold rounding
+DEAD = 1e-3             # units shorter than this, relative to their mean square, hold rounding
 PIXELS = 0.3            # independent features per pixel: there are nine edges to each, and neighbours are alike
 
 
@@ -33,10 +33,15 @@ class Neighbours:
         return self.units / (PIXELS * pixels)
 
 
+def alive(C: Tensor) -> Tensor:
+    """(h,) bool: units that no training row turned on have decayed. In a condensed layer they are most of it."""
+    size = C.norm(dim=1)
+    return size > DEAD * size.square().mean().sqrt()
+
+
 def neighbours_in(C: Tensor) -> Neighbours:
     """Of the rows of C (h, r), a first layer in an orthonormal basis of its span. A pair counts once."""
-    size = C.norm(dim=1)
-    rows = C[size > DEAD * size.median()]
+    rows = C[alive(C)]
     rows = rows / rows.norm(dim=1, keepdim=True)
     alike = (rows @ rows.T).fill_diagonal_(-2.0)
     near = alike.topk(min(NEAREST, max(len(rows) - 1, 0)), dim=1).indices       # (h, k)
