@@ -73,7 +73,7 @@ def singular(A: Tensor) -> tuple[Tensor, Tensor]:
         return s, Vt
     L, V = torch.linalg.eigh(A.T @ A)
     columns = A @ V                                                 # (h, d) orthogonal but for rounding
-    weak = L < WEAK ** 2 * L[-1]
+    weak = WEAK ** 2 * L[-1] > L
     turn = torch.linalg.eigh(columns[:, weak].T @ columns[:, weak])[1]
     columns[:, weak], V[:, weak] = columns[:, weak] @ turn, V[:, weak] @ turn
     s, order = columns.norm(dim=0).sort(descending=True)
