@@ -36,7 +36,8 @@ class Neighbours:
 def alive(C: Tensor) -> Tensor:
     """(h,) bool: units that no training row turned on have decayed. In a condensed layer they are most of it."""
     size = C.norm(dim=1)
-    return size > DEAD * size.square().mean().sqrt()
+    living: Tensor = size > DEAD * size.square().mean().sqrt()
+    return living
 
 
 def neighbours_in(C: Tensor) -> Neighbours:
