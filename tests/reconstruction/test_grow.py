@@ -49,8 +49,10 @@ def test_units_alone_find_rows_that_no_feature_tells_apart() -> None:
     strength = torch.logspace(0, -1, r, dtype=torch.float64)
     D = (sparse(1500, r) * strength) @ truth
     z = normal(r, 2000, seed=3)
-    M = grow(D, z, 1.0, rng=fl.generator(0))
+    told: list[tuple[float, float]] = []
+    M = grow(D, z, 1.0, rng=fl.generator(0), progress=lambda _, at: told.append((at["done"], at["total"])))
     assert found_of(M, truth) >= r - 2
+    assert told == sorted(told) and len({total for _, total in told}) == 1 and told[-1][0] <= told[-1][1]
     nothing = (normal(1500, r, seed=5) * strength) @ truth          # dense differences tell nothing either
     assert found_of(grow(nothing, z, 1.0, rng=fl.generator(0)), truth) < 3
 
@@ -90,6 +92,11 @@ def test_descent_never_ends_above_its_start() -> None:
 
     losses = [loss(descend(left, right, 0.5, rounds)[0]) for rounds in (0, 1, 5, 50)]
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1] + 0.1
+
+
+def test_it_grows_by_a_tenth_and_ends_with_all() -> None:
+    assert growing.sizes(5) == [5] and growing.sizes(20) == [20] and growing.sizes(27) == [20, 23, 26, 27]
+    assert growing.sizes(500)[-3:] == [433, 476, 500]
 
 
 def test_differences_that_do_not_reach_every_direction_are_refused() -> None:

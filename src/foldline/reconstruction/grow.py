@@ -60,15 +60,28 @@ def grow(D: Tensor, z: Tensor, weight: float, *, rng: torch.Generator, progress:
     if len(s) < r or float(s[-1]) <= SILENT * float(s[0]):
         return None
     Q, a = M.T.clone(), 0
-    while a < r:
-        b = min(r, max(FIRST, a + LEAST, int(GROWTH * a)))
+    steps = sizes(r)
+    work = [ROUNDS * b * b for b in steps[:-1]] + [LAST * r * r] + [MENDING * r * r] * REPAIRS      # what each costs
+
+    def tell(done: int) -> None:
+        progress("growing", {"done": float(sum(work[:done])), "total": float(sum(work))})
+
+    for done, b in enumerate(steps):
         M[a:b], Q[:, a:b] = block(D, z, M[a:b], Q[:, a:b], weight, rng)
+        M[:b], Q[:, :b] = refine(D, z, M[:b], Q[:, :b], weight, LAST if b == r else ROUNDS)
         a = b
-        M[:a], Q[:, :a] = refine(D, z, M[:a], Q[:, :a], weight, LAST if a == r else ROUNDS)
-        progress("growing", {"done": a, "total": r + REPAIRS})
-    M = mended(D, z, M, Q, weight, rng, lambda done: progress("growing", {"done": r + done, "total": r + REPAIRS}))
+        tell(done + 1)
+    M = mended(D, z, M, Q, weight, rng, lambda done: tell(len(steps) + done))
     unit: Tensor = M / M.norm(dim=1, keepdim=True)
     return unit
+
+
+def sizes(r: int) -> list[int]:
+    """Directions at each stage, the last one r."""
+    found = [min(FIRST, r)]
+    while found[-1] < r:
+        found.append(min(r, max(found[-1] + LEAST, int(GROWTH * found[-1]))))
+    return found
 
 
 def mended(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float, rng: torch.Generator,
