@@ -24,6 +24,7 @@ import torch
 
 import foldline as fl
 from foldline.oracles.explain import smoothgrad_oracle
+from foldline.reconstruction.black_box import where_to_look
 from foldline.victims.cache import victim
 
 RESULTS = Path(__file__).parent / "results" / "reconstruct_table.jsonl"
@@ -57,7 +58,8 @@ def attack(module: torch.nn.Module, access: str, n: int, seed: int, **known: Any
         span = fl.recover_span(smoothgrad_oracle(module, samples=10, sigma=0.1, rng=fl.generator(seed + 1),
                                                  budget=n + 20), rng=rng)
     elif access == "values":
-        span = fl.recover_span(fl.value_oracle(module, budget=int(1.1 * (n + 20) * (d + 1))), rng=rng)
+        span = fl.recover_span(fl.value_oracle(module, budget=int(1.1 * (n + 20) * (d + 1))), rng=rng,
+                               within=where_to_look(known["image_shape"]))
     else:
         span = fl.recover_span_from_labels(fl.label_oracle(module), rng=rng)
     return fl.reconstruct_from_span(span, rng=rng, **known)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import foldline as fl
-from foldline.images import guessed_shape, pictures, size_of
+from foldline.images import guessed_shape, low_frequencies, pictures, size_of
 from foldline.victims.datasets import load_dataset, subset
 
 LAST, FIRST = (28, 28, 3), (3, 28, 28)
@@ -52,3 +52,17 @@ def test_a_network_that_flattens_colours_first_gives_its_images_away_too(shape: 
     wrong = FIRST if shape == LAST else LAST
     said = fl.reconstruct(net, rng=fl.generator(0), mean=mean, image_shape=wrong)
     assert f"smoother as images of shape {shape}" in " ".join(said.status.notes)
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (6, 8, 3), (3, 6, 8)])
+def test_low_frequencies_are_orthonormal_and_hold_smooth_pictures(shape: tuple[int, ...]) -> None:
+    rows = low_frequencies(shape, 0.5)
+    d = torch.Size(shape).numel()
+    assert rows.shape == (d // 2, d)
+    assert torch.allclose(rows @ rows.T, torch.eye(d // 2, dtype=torch.float64), atol=1e-12)
+    height, width, channels = size_of(shape)
+    ramp = (torch.arange(height)[:, None] + 2.0 * torch.arange(width)).double()[:, :, None].expand(-1, -1, channels)
+    board = ((torch.arange(height)[:, None] + torch.arange(width)) % 2 * 2.0 - 1).double()[:, :, None].expand_as(ramp)
+    for image, held in ((ramp, (0.99, 1.01)), (board, (-0.01, 0.2))):
+        row = (image.permute(2, 0, 1) if shape[0] == 3 else image).reshape(-1)
+        assert held[0] < float((rows @ row).norm() / row.norm()) < held[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 COLOURS = (1, 3)
@@ -49,3 +50,25 @@ def roughness(rows: Tensor, image_shape: Sequence[int]) -> float:
     images = pictures(rows, image_shape)
     across, down = images.diff(dim=2).square().mean(), images.diff(dim=1).square().mean()
     return float((across + down) / 2 / images.square().mean().clamp(min=1e-300))
+
+
+def low_frequencies(image_shape: Sequence[int], share: float) -> Tensor:
+    """(p, d) orthonormal: the smoothest p = share d products of cosines, each colour by itself."""
+    height, width, channels = size_of(image_shape)
+    down, across = cosines(height), cosines(width)                  # (H, H), (W, W)
+    frequency = (torch.arange(height)[:, None] / height).square() + (torch.arange(width) / width).square()
+    kept = frequency.flatten().argsort(stable=True)[:max(1, round(share * height * width))]
+    waves = torch.einsum("kh,kw->khw", down[kept // width], across[kept % width])        # (k, H, W)
+    rows = torch.zeros(len(kept), channels, height, width, channels, dtype=torch.float64)
+    for c in range(channels):
+        rows[:, c, :, :, c] = waves
+    rows = rows.flatten(0, 1)                                       # (p, H, W, C)
+    return (rows.permute(0, 3, 1, 2) if channels_first(image_shape) else rows).flatten(1)
+
+
+def cosines(n: int) -> Tensor:
+    """(n, n) orthonormal rows, the smoothest first."""
+    i = torch.arange(n, dtype=torch.float64)
+    waves = torch.cos(math.pi * (i + 0.5) * i[:, None] / n)
+    rows: Tensor = waves / waves.norm(dim=1, keepdim=True)
+    return rows

@@ -123,3 +123,28 @@ def test_long_steps_are_not_for_boxes_and_probabilities() -> None:
     assert not boxed.rough
     r = fl.recover_span(fl.value_oracle(net), rng=fl.generator(0))
     assert r.rank == 6 and r.status.ok and angle(r.basis, net[0].weight) < 1e-2
+
+
+def test_within_a_subspace_points_cost_less_and_show_its_part_of_the_span() -> None:
+    d, k, p = 300, 12, 100
+    net = falling_net(d, k, 3.5, 0)
+    V = torch.linalg.svd(net[0].weight.detach(), full_matrices=False)[2][:k]
+    within = torch.linalg.qr(torch.randn(d, p, generator=fl.generator(7), dtype=torch.float64))[0].T
+    f = fl.value_oracle(net.float(), budget=int(1.1 * (k + 20) * (d + 1)))
+    found = fl.recover_span(f, rng=fl.generator(0), within=within)
+    part = torch.linalg.qr((V @ within.T @ within).T)[0].T          # (k, d)
+    kept = found.directions[:k]
+    assert float((kept - kept @ within.T @ within).norm(2)) < 1e-9  # nothing outside it
+    assert float((part - part @ kept.T @ kept).norm(2)) < 0.1
+    assert f.used < 0.6 * d * len(found.points) and found.provenance.parameters["within"] == p
+    assert found.rank == k or not found.status.ok
+
+
+def test_a_subspace_must_be_one() -> None:
+    net = falling_net(30, 3, 1.0, 0)
+    eye = torch.eye(30, dtype=torch.float64)
+    for wrong in (eye[:, :20], eye[:0], 2 * eye[:5], eye[[0, 0]], eye[0]):
+        with pytest.raises(fl.errors.BadInput, match="within"):
+            fl.recover_span(fl.value_oracle(net.float()), rng=fl.generator(0), within=wrong)
+    with pytest.raises(fl.errors.BadInput, match="whole gradients"):
+        fl.recover_span(fl.gradient_oracle(net), rng=fl.generator(0), within=eye[:5])

@@ -160,14 +160,18 @@ def kkt_settings(module: nn.Module, known: dict[str, Any], seed: int, seconds: f
 def from_answers(target: str, access: str | None, known: dict[str, Any], seed: int, budget: int | None,
                  run: Path | None, output: int, samples: int) -> tuple[SpanResult, ReconstructionResult]:
     import foldline as fl
+    from foldline.images import guessed_shape
     from foldline.randomness import Streams
+    from foldline.reconstruction.black_box import where_to_look
     streams = Streams(fl.generator(seed))
     oracle = open_oracle(target, access, streams, budget, run, output, samples)
     with progress("reconstruct") as show:
         if oracle.kind == "labels":
             span = fl.recover_span_from_labels(oracle, rng=streams("span"), progress=show)
         else:
-            span = fl.recover_span(oracle, rng=streams("span"), progress=show)
+            shape = known["image_shape"] or guessed_shape(oracle.dim)
+            within = where_to_look(shape) if oracle.kind == "values" else None
+            span = fl.recover_span(oracle, rng=streams("span"), within=within, progress=show)
         return span, fl.reconstruct_from_span(span, rng=streams("unmix"), progress=show, **known)
 
 

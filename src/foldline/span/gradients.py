@@ -39,12 +39,14 @@ CONFIDENCE = 0.95
 def recover_span(g_or_f: GradientOracle | ValueOracle, *, rng: torch.Generator,
                  method: Literal["adaptive", "gaussian"] = "adaptive", points: Tensor | int | None = None,
                  data: Tensor | None = None, patience: int = PATIENCE, max_points: int | None = None,
-                 noise: float | None = None, progress: Progress = silent) -> SpanResult:
+                 noise: float | None = None, within: Tensor | None = None,
+                 progress: Progress = silent) -> SpanResult:
     """The row space of the first layer, as far as gradients or values show it.
 
     points: for "gaussian", how many (default: d, or 4 d / 3 in a budget's reach) or the points themselves (n, d); for
     "adaptive", points to ask first. data: points of the kind the target was made for, mixed into the adaptive ones.
-    noise: relative error of one gradient, if it is known to be larger than the arithmetic's.
+    noise: relative error of one gradient, if it is known to be larger than the arithmetic's. within (p, d): orthonormal
+    rows; from values with few digits only the gradients' part in their span is asked for, p rows a point instead of d.
     """
     if not isinstance(g_or_f, (GradientOracle, ValueOracle)):
         raise BadInput(f"recover_span needs a gradient or a value oracle, not {type(g_or_f).__name__}; "
@@ -56,7 +58,9 @@ def recover_span(g_or_f: GradientOracle | ValueOracle, *, rng: torch.Generator,
     for name, given in (("points", points), ("data", data)):
         if isinstance(given, Tensor) and (given.ndim != 2 or given.shape[1] != d or len(given) == 0):
             raise BadInput(f"{name} must have shape (n, {d}) with at least one row, not {tuple(given.shape)}.")
-    search = Search(g_or_f, streams, data=data, patience=patience, noise=noise, progress=progress,
+    if within is not None:
+        within = checked_subspace(g_or_f, within)
+    search = Search(g_or_f, streams, data=data, patience=patience, noise=noise, within=within, progress=progress,
                     max_points=max_points if max_points is not None else d + 8 * SILENCE)
     try:
         if method == "gaussian":
@@ -66,8 +70,20 @@ def recover_span(g_or_f: GradientOracle | ValueOracle, *, rng: torch.Generator,
     except BudgetExhausted:
         search.stopped = "budget"
     parameters = {"method": method, "patience": patience, "max_points": max_points, "noise": noise,
-                  "points": len(points) if isinstance(points, Tensor) else points}
+                  "points": len(points) if isinstance(points, Tensor) else points,
+                  "within": None if within is None else len(within)}
     return result_of(search, g_or_f.used - used, Provenance("recover_span", streams.seed, parameters))
+
+
+def checked_subspace(oracle: GradientOracle | ValueOracle, within: Tensor) -> Tensor:
+    if isinstance(oracle, GradientOracle):
+        raise BadInput("within= saves rows where gradients are made of values; this target answers whole gradients.")
+    rows, d = within.double(), oracle.dim
+    if rows.ndim != 2 or rows.shape[1] != d or not 0 < len(rows) <= d:
+        raise BadInput(f"within must be (p, {d}) with 1 to {d} rows, not {tuple(within.shape)}.")
+    if not float((rows @ rows.T - torch.eye(len(rows), dtype=torch.float64)).abs().max()) < 1e-6:
+        raise BadInput("The rows of within must be orthonormal.")
+    return rows
 
 
 def listed_points(oracle: GradientOracle | ValueOracle, points: Tensor | int | None, streams: Streams) -> Tensor:

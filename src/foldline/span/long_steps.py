@@ -68,8 +68,10 @@ class LongSteps(Differences):
 
     tried: Ladder | None = None             # of the point that was chosen last
 
-    def __init__(self, f: ValueOracle, *, rng: torch.Generator) -> None:
+    def __init__(self, f: ValueOracle, *, rng: torch.Generator, within: Tensor | None = None) -> None:
         super().__init__(f, rng=rng)
+        self.within = within                # (p, d) orthonormal: moves and gradients stay in its span; None: all inputs
+        self.p = f.dim if within is None else len(within)
         self.know(torch.zeros(0, f.dim, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
         self.units_off: list[float] = []    # mean square rounding of each point, over its unit's square
 
@@ -90,7 +92,7 @@ class LongSteps(Differences):
     def candidates(self) -> int:
         """Points to choose from, this one included."""
         ready = self.rough and len(self.known) > 0
-        return 1 + min(5, int(TRIED * self.f.dim / (2 * len(ACROSS) + 1))) if ready else 1
+        return 1 + min(5, int(TRIED * self.p / (2 * len(ACROSS) + 1))) if ready else 1
 
     def best_of(self, points: Tensor) -> int:
         """Which of points (c, d) shows most that is not known, for its noise."""
@@ -117,7 +119,7 @@ class LongSteps(Differences):
         g, noise = self.across(here, inside)                                        # (k', d), (k',)
         length = g.norm(dim=1).clamp_min(1e-300)
         # Undoing what a direction was scaled down by leaves 1 / KEPT of an entry's error outside the span.
-        white = (d + int((~self.clean).sum()) / KEPT ** 2) ** 0.5 * noise
+        white = (self.p + int((~self.clean).sum()) / KEPT ** 2) ** 0.5 * noise
         return replace(none, rows=g, noise=(white.square() + error.square()).sqrt() / length, least=white / length,
                        step=here.step)
 
@@ -186,41 +188,48 @@ class LongSteps(Differences):
 
     def across(self, here: Ladder, inside: Tensor) -> tuple[Tensor, Tensor]:
         """The whole gradients (k', d), and the error of one slope (k',)."""
-        d, s, x = self.f.dim, here.step, here.x
-        signs = torch.randint(2, (d,), generator=self.rng).double() * 2 - 1
+        p, s, x = self.p, here.step, here.x
+        signs = torch.randint(2, (p,), generator=self.rng).double() * 2 - 1
         slopes = torch.cat([self.asked(here, rows, signs, s, inside)
-                            for rows in torch.arange(d).split(CHUNK)])              # (d, k')
-        g = inside + self.whole(turned_back(slopes, signs))
-        # Every move is in one sum of `width`, which is a unit move too: (length of its error)^2 width / d is the mean
+                            for rows in torch.arange(p).split(CHUNK)])              # (p, k')
+        g = inside + self.whole(self.placed(turned_back(slopes, signs)))
+        # Every move is in one sum of `width`, which is a unit move too: (length of its error)^2 width / p is the mean
         # square error of the slopes in it.
-        width = max(2, round(d ** 0.5))
-        member = torch.empty(d, dtype=torch.int64)
-        member[torch.randperm(d, generator=self.rng)] = torch.arange(d) // width    # (d,) which sum each belongs to
+        width = max(2, round(p ** 0.5))
+        member = torch.empty(p, dtype=torch.int64)
+        member[torch.randperm(p, generator=self.rng)] = torch.arange(p) // width    # (p,) which sum each belongs to
         count = torch.bincount(member).double()                                     # (n,)
-        sums = torch.zeros(len(count), d, dtype=torch.float64)
-        sums[member, torch.arange(d)] = 1 / count[member].sqrt()
-        moves = CHECK * s * self.off(turned(sums, signs))                           # (n, d)
+        sums = torch.zeros(len(count), p, dtype=torch.float64)
+        sums[member, torch.arange(p)] = 1 / count[member].sqrt()
+        moves = CHECK * s * self.off(self.placed(turned(sums, signs)))                           # (n, d)
         moved, y = self.slopes(x, moves, here.live)
         error = ((y - here.y - moved @ g.T) / (CHECK * s)).square()                 # (n, k')
         own = 2 * here.rounding.square() / (CHECK * s) ** 2                         # (k',) of the check itself
         bad = (error > 16 * own).any(1)                                             # (n,)
         again = torch.nonzero(bad[member])[:, 0]
-        if 0 < len(again) <= max(width, int(MEND_AT_MOST * d)):
+        if 0 < len(again) <= max(width, int(MEND_AT_MOST * p)):
             slopes[again] = self.asked(here, again, signs, AGAIN * s, inside)
-            g = inside + self.whole(turned_back(slopes, signs))
+            g = inside + self.whole(self.placed(turned_back(slopes, signs)))
             error[bad] = own + 2 * here.rounding.square() / (AGAIN * s) ** 2
-        bends = ((count[:, None] * error).sum(0) / d - own).clamp_min(0)            # (k',)
+        bends = ((count[:, None] * error).sum(0) / p - own).clamp_min(0)            # (k',)
         return g, (bends + 2 * here.rounding.square() / s ** 2).sqrt()
 
     def asked(self, here: Ladder, rows: Tensor, signs: Tensor, step: float, inside: Tensor) -> Tensor:
         """Slopes (m, k') along rows (m,) of the random basis, known directions scaled down in them."""
-        ones = torch.zeros(len(rows), self.f.dim, dtype=torch.float64)
+        ones = torch.zeros(len(rows), self.p, dtype=torch.float64)
         ones[torch.arange(len(rows)), rows] = 1.0
-        moves = step * self.off(turned(ones, signs))                                # (m, d)
+        moves = step * self.off(self.placed(turned(ones, signs)))                                # (m, d)
         moved, y = self.slopes(here.x, moves, here.live)
         # Inputs are rounded too: what that adds along clean directions, where the target is steep, can be subtracted.
         slopes: Tensor = (y - here.y - (moved - moves) @ inside.T) / step
         return slopes
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """Rows (m, p) of the subspace as inputs (m, d)."""
+        return rows if self.within is None else rows @ self.within
+
+    def units(self, n: int) -> Tensor:
+        return unit(self.placed(torch.randn(n, self.p, generator=self.rng, dtype=torch.float64)))
 
     def off(self, rows: Tensor) -> Tensor:
         """Rows (m, d), each known direction scaled down."""

@@ -36,7 +36,7 @@ Row = tuple[Tensor, float, int, float, float]
 
 class Search:
     def __init__(self, oracle: GradientOracle | ValueOracle, streams: Streams, *, data: Tensor | None, patience: int,
-                 noise: float | None, max_points: int, progress: Progress) -> None:
+                 noise: float | None, max_points: int, progress: Progress, within: Tensor | None = None) -> None:
         self.oracle, self.patience, self.max_points, self.progress = oracle, patience, max_points, progress
         self.d = oracle.dim
         self.eps = float(torch.finfo(oracle.dtype).eps)
@@ -46,7 +46,10 @@ class Search:
             self.seen.measured = noise
         self.stream = PointStream(self.d, rng=streams("stream"), box=oracle.box,
                                   data=None if data is None else data.double())
-        self.differences = None if isinstance(oracle, GradientOracle) else LongSteps(oracle, rng=streams("steps"))
+        self.within = within
+        self.differences = None
+        if not isinstance(oracle, GradientOracle):
+            self.differences = LongSteps(oracle, rng=streams("steps"), within=within)
         self.weak = None if self.differences is None else WeakDirections(self.differences)
         self.one_row = isinstance(oracle, GradientOracle) or oracle.outputs == 1
         # Several outputs share the rows of one point and are not dead together: points from anywhere differ more.
@@ -279,6 +282,8 @@ class Search:
             self.take(self.stream.next())
             return
         bases, moved = torch.stack([b for b, _ in moves]), torch.stack([m for _, m in moves])   # (n, d) each
+        if self.within is not None:                             # nothing was asked about the rest
+            moved = bases + (moved - bases) @ self.within.T @ self.within
         n = len(moves)
         if isinstance(self.oracle, ValueOracle):
             y = self.oracle(torch.cat([bases, moved])).double()                     # (2n, k)
