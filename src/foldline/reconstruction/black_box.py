@@ -101,14 +101,15 @@ def signal_basis(span: SpanResult) -> tuple[Tensor, float]:
     (a missing one blurs every image that has a part in it), and a network that still carries its random start has
     exact gradients of any rank. So everything above twice the median of the tail counts: m noise rows in d >> m
     dimensions have singular values within sqrt(m / d) of each other. Spans from labels are made of boundary normals,
-    already cleaned: they are taken as they are. So are spans from values that end in a gap: each row's noise is known
-    there, and one as good as it gets may stand out of a tail of others.
+    already cleaned: they are taken as they are. So are spans from values that end in a gap, or within a subspace: each
+    row's noise is known there, and one as good as it gets may stand out of a tail of others.
     """
     s, V, r = span.singular_values, span.directions.double(), span.rank
     m = min(len(s), len(V))
     start = r if span.status.ok else min(r, m - max(SHORTEST_TAIL, m // 4))
     ends_in_gap = span.queries > 2 * len(span.gradients) and span.status.ok and span.certificate.gap >= ROUGH_GAP
-    if span.provenance.method == "recover_span" and CONDENSED < start <= m - SHORTEST_TAIL and not ends_in_gap:
+    weighed = ends_in_gap or span.provenance.parameters.get("within") is not None
+    if span.provenance.method == "recover_span" and CONDENSED < start <= m - SHORTEST_TAIL and not weighed:
         seen = int((s[:m] > NEAR * s[start:m].median()).sum())
         r = seen if seen > CONDENSED else r
     gap = float(s[r - 1] / s[r].clamp(min=1e-300)) if 0 < r < m else 1.0
