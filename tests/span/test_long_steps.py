@@ -140,6 +140,14 @@ def test_within_a_subspace_points_cost_less_and_show_its_part_of_the_span() -> N
     assert found.rank == k or not found.status.ok
 
 
+def test_exact_answers_are_read_whole() -> None:
+    net = falling_net(30, 3, 1.0, 0)
+    found = fl.recover_span(fl.value_oracle(net), rng=fl.generator(0), within=torch.eye(30, dtype=torch.float64)[:10])
+    V = torch.linalg.svd(net[0].weight.detach(), full_matrices=False)[2][:3]
+    assert found.rank == 3 and angle(found.basis, V) < 1e-6
+    assert found.provenance.parameters["within"] is None
+
+
 def test_a_subspace_must_be_one() -> None:
     net = falling_net(30, 3, 1.0, 0)
     eye = torch.eye(30, dtype=torch.float64)

@@ -71,7 +71,7 @@ def recover_span(g_or_f: GradientOracle | ValueOracle, *, rng: torch.Generator,
         search.stopped = "budget"
     parameters = {"method": method, "patience": patience, "max_points": max_points, "noise": noise,
                   "points": len(points) if isinstance(points, Tensor) else points,
-                  "within": None if within is None else len(within)}
+                  "within": None if within is None or not search.rough else len(within)}    # whole otherwise
     return result_of(search, g_or_f.used - used, Provenance("recover_span", streams.seed, parameters))
 
 

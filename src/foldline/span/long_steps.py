@@ -229,6 +229,8 @@ class LongSteps(Differences):
         return rows if self.within is None else rows @ self.within
 
     def units(self, n: int) -> Tensor:
+        if not self.rough:
+            return super().units(n)
         return unit(self.placed(torch.randn(n, self.p, generator=self.rng, dtype=torch.float64)))
 
     def off(self, rows: Tensor) -> Tensor:

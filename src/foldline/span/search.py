@@ -282,7 +282,7 @@ class Search:
             self.take(self.stream.next())
             return
         bases, moved = torch.stack([b for b, _ in moves]), torch.stack([m for _, m in moves])   # (n, d) each
-        if self.within is not None:                             # nothing was asked about the rest
+        if self.within is not None and self.rough:              # nothing was asked about the rest
             moved = bases + (moved - bases) @ self.within.T @ self.within
         n = len(moves)
         if isinstance(self.oracle, ValueOracle):
