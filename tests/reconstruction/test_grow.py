@@ -125,3 +125,28 @@ def test_a_large_span_is_grown_and_the_network_bears_it_out(monkeypatch: pytest.
         other = nn.Sequential(v_other[0], nn.ReLU(), nn.Linear(len(v_other[0].weight), 1))
     found = fl.reconstruct(other, rng=fl.generator(0), image_shape=MNIST, mean=v.mean, box=None)
     assert "residual" not in found.evidence and "agreement" in found.evidence
+
+
+def test_rows_without_any_structure_are_read_from_the_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaussian rows look the same however they are mixed: no feature can tell them apart, and no image is needed."""
+    rng = fl.generator(3)                                        # three of six such networks are borne out
+    x = torch.randn(30, 60, generator=rng)
+    y = (x @ torch.randn(60, generator=rng) > 0).float()
+    net = nn.Sequential(nn.Linear(60, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1))
+    with torch.no_grad():                                           # PyTorch's default start, from a stream of its own
+        for p in net.parameters():
+            p.uniform_(-1, 1, generator=rng).mul_(60 ** -0.5 if p.shape[-1] == 60 else 300 ** -0.5)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-3)
+    for _ in range(3000):
+        optimiser.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(net(x)[:, 0], y).backward()
+        optimiser.step()
+
+    def seen() -> int:
+        found = fl.reconstruct(net, rng=fl.generator(0), mean=0.0, box=None)
+        alike = nn.functional.normalize(found.samples, dim=1) @ nn.functional.normalize(x.double(), dim=1).T
+        return int((alike.amax(0) > 0.8).sum())                     # of 30 random directions none comes near 0.6
+
+    assert seen() >= 15
+    monkeypatch.setattr(layer, "by_units", lambda *_: None)
+    assert seen() <= 2

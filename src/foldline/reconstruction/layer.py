@@ -23,7 +23,7 @@ from foldline.reconstruction.two_sided import Signal, TwoSided, fit_of, unmix_bo
 from foldline.reconstruction.units import Neighbours, alive, neighbours_in
 from foldline.results import Progress
 
-BELIEVED = 0.15         # median distance of columns from their signals: 0.06 to 0.08 where it grew right, else 0.25 on
+BELIEVED = 0.15         # median distance of columns from their signals: 0.02 to 0.07 where it grew right, else 0.25 on
 
 
 @dataclass(frozen=True, eq=False)
