@@ -120,6 +120,7 @@ def test_a_large_span_is_grown_and_the_network_bears_it_out(monkeypatch: pytest.
         found = fl.reconstruct(v.module, rng=fl.generator(0), image_shape=MNIST, mean=v.mean, box=None)
     score = fl.score_reconstruction(found.samples + v.mean, v.data.x, v.data.x_unseen, image_shape=MNIST)
     assert score.recovered > 0.7 and "residual" in found.evidence and "agreement" not in found.evidence
+
     def wrong(D: Tensor, *_: object, **__: object) -> Tensor:
         return torch.linalg.qr(normal(D.shape[1], D.shape[1]))[0]
 
@@ -130,7 +131,7 @@ def test_a_large_span_is_grown_and_the_network_bears_it_out(monkeypatch: pytest.
 
 def test_rows_without_any_structure_are_read_from_the_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaussian rows look the same however they are mixed: no feature can tell them apart, and no image is needed."""
-    rng = fl.generator(3)                                        # three of six such networks are borne out
+    rng = fl.generator(3)                                           # three of six such networks are borne out
     x = torch.randn(30, 60, generator=rng)
     y = (x @ torch.randn(60, generator=rng) > 0).float()
     net = nn.Sequential(nn.Linear(60, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1))

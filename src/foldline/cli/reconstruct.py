@@ -160,7 +160,6 @@ def kkt_settings(module: nn.Module, known: dict[str, Any], seed: int, seconds: f
 def from_answers(target: str, access: str | None, known: dict[str, Any], seed: int, budget: int | None,
                  run: Path | None, output: int, samples: int) -> tuple[SpanResult, ReconstructionResult]:
     import foldline as fl
-    from foldline.images import guessed_shape
     from foldline.randomness import Streams
     from foldline.reconstruction.black_box import where_to_look
     streams = Streams(fl.generator(seed))
@@ -169,8 +168,8 @@ def from_answers(target: str, access: str | None, known: dict[str, Any], seed: i
         if oracle.kind == "labels":
             span = fl.recover_span_from_labels(oracle, rng=streams("span"), progress=show)
         else:
-            shape = known["image_shape"] or guessed_shape(oracle.dim)
-            within = where_to_look(shape) if oracle.kind == "values" else None
+            # A guessed layout will not do: colours may come first, and a table may have as many columns.
+            within = where_to_look(known["image_shape"]) if oracle.kind == "values" else None
             span = fl.recover_span(oracle, rng=streams("span"), within=within, progress=show)
         return span, fl.reconstruct_from_span(span, rng=streams("unmix"), progress=show, **known)
 

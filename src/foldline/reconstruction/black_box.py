@@ -54,6 +54,10 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
     samples, weights, evidence = best_first(found.rows, found.weights, found.evidence)
     certificate = Leak(rank=len(B), noise_edge=span.noise_floor, gap=gap, exact=found.exact,
                        n_is_exact=span.status.ok and len(B) == span.rank and ends(span.singular_values, len(B), gap))
+    asked = span.provenance.parameters.get("within")
+    if asked is not None:
+        notes.append(f"Gradients were asked for within {asked} of {d} directions: what lies outside is missing from "
+                     f"the images.")
     if not span.status.ok:
         notes.append(f"The span itself is incomplete ({span.status.code}).")
     said = f"{len(B)} directions from {span.queries} queries; {found.exact} images were confirmed by the pixel box."

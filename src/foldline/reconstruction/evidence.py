@@ -6,7 +6,7 @@ inactive      weights only: [W, b] = M X~ gives every candidate its column of M,
               column for training points, a third and more for mixtures)
 residual      weights only, where unmixing both sides fitted (two_sided.py): how far the column is from the signal
               that the network sends back from this very candidate
-agreement     another random start finds the same component
+agreement     another random start finds the same component; none is drawn where images and units grew together
 independence  its features are far from Gaussian
 """
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foldline.reconstruction.unmix import fast_ica
+from foldline.reconstruction.unmix import fast_ica, towards_unit
 from foldline.results import Progress, silent
 
 FIRST, GROWTH, LEAST = 20, 1.1, 3       # directions at first, then so many times more, at least so many more
@@ -235,7 +235,7 @@ def rescaled(S: Tensor, rounds: int, f: Tensor | None = None) -> Side:
     """Components scaled so that E 2 s^2 / (1 + s^2) = 1: stationary in scale. f: the scales that S has already."""
     f = torch.ones(len(S), 1, dtype=torch.float64) if f is None else f
     for _ in range(rounds):
-        factor = (2 * S * S / (1 + S * S)).mean(1, keepdim=True).clamp(0.1, 10).pow(-0.7)
+        factor = towards_unit(S)
         S, f = S * factor, f * factor.double()
     return Side(S, f)
 

@@ -168,10 +168,15 @@ def scale_to(C: Tensor, z: Tensor, tail: float, rounds: int = 12) -> Tensor:
     """Rows scaled so that tail E 2 s^2 / (1 + s^2) = 1: stationary in scale."""
     s = C @ z
     for _ in range(rounds):
-        power = tail * (2 * s * s / (1 + s * s)).mean(1, keepdim=True)
-        factor = power.clamp(0.1, 10).pow(-0.7)
+        factor = towards_unit(s, tail)
         s, C = s * factor, C * factor
     return C
+
+
+def towards_unit(s: Tensor, tail: float = 1.0) -> Tensor:
+    """(q, 1): a factor for each component s (q, N) that brings tail E 2 s^2 / (1 + s^2) nearer to 1."""
+    power: Tensor = tail * (2 * s * s / (1 + s * s)).mean(1, keepdim=True)
+    return power.clamp(0.1, 10).pow(-0.7)
 
 
 def independence(C: Tensor, z: Tensor) -> Tensor:

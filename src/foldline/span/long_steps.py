@@ -17,6 +17,7 @@ The step need not stay on one piece: it is chosen where rounding and bends cost 
 check that covers every move: sums of sqrt(d) moves at a third of the step. Where few sums are off (a fold met early),
 their moves are asked again at a fifth of the step; what is left is the row's noise. As more is known the steps grow,
 from 0.03 to 10 times the typical input on trained victims, and the rows become nearly as good as float32 gradients.
+`within` keeps moves and gradients to a subspace; its dimension then takes the place of d.
 Cost: d + sqrt(d) + 39 rows and one per clean direction; from d = 540 on, 27 for each other point that is tried.
 """
 
@@ -201,7 +202,7 @@ class LongSteps(Differences):
         count = torch.bincount(member).double()                                     # (n,)
         sums = torch.zeros(len(count), p, dtype=torch.float64)
         sums[member, torch.arange(p)] = 1 / count[member].sqrt()
-        moves = CHECK * s * self.off(self.placed(turned(sums, signs)))                           # (n, d)
+        moves = CHECK * s * self.off(self.placed(turned(sums, signs)))              # (n, d)
         moved, y = self.slopes(x, moves, here.live)
         error = ((y - here.y - moved @ g.T) / (CHECK * s)).square()                 # (n, k')
         own = 2 * here.rounding.square() / (CHECK * s) ** 2                         # (k',) of the check itself
@@ -218,7 +219,7 @@ class LongSteps(Differences):
         """Slopes (m, k') along rows (m,) of the random basis, known directions scaled down in them."""
         ones = torch.zeros(len(rows), self.p, dtype=torch.float64)
         ones[torch.arange(len(rows)), rows] = 1.0
-        moves = step * self.off(self.placed(turned(ones, signs)))                                # (m, d)
+        moves = step * self.off(self.placed(turned(ones, signs)))                   # (m, d)
         moved, y = self.slopes(here.x, moves, here.live)
         # Inputs are rounded too: what that adds along clean directions, where the target is steep, can be subtracted.
         slopes: Tensor = (y - here.y - (moved - moves) @ inside.T) / step
@@ -227,6 +228,10 @@ class LongSteps(Differences):
     def placed(self, rows: Tensor) -> Tensor:
         """Rows (m, p) of the subspace as inputs (m, d)."""
         return rows if self.within is None else rows @ self.within
+
+    def allowed(self, moves: Tensor) -> Tensor:
+        """Moves (m, d) without what lies outside the subspace, about which nothing is asked."""
+        return moves if self.within is None or not self.rough else moves @ self.within.T @ self.within
 
     def units(self, n: int) -> Tensor:
         if not self.rough:

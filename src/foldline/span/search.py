@@ -46,7 +46,6 @@ class Search:
             self.seen.measured = noise
         self.stream = PointStream(self.d, rng=streams("stream"), box=oracle.box,
                                   data=None if data is None else data.double())
-        self.within = within
         self.differences = None
         if not isinstance(oracle, GradientOracle):
             self.differences = LongSteps(oracle, rng=streams("steps"), within=within)
@@ -282,8 +281,8 @@ class Search:
             self.take(self.stream.next())
             return
         bases, moved = torch.stack([b for b, _ in moves]), torch.stack([m for _, m in moves])   # (n, d) each
-        if self.within is not None and self.rough:              # nothing was asked about the rest
-            moved = bases + (moved - bases) @ self.within.T @ self.within
+        if self.differences is not None:
+            moved = bases + self.differences.allowed(moved - bases)
         n = len(moves)
         if isinstance(self.oracle, ValueOracle):
             y = self.oracle(torch.cat([bases, moved])).double()                     # (2n, k)
