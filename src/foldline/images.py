@@ -22,6 +22,11 @@ def pictures(rows: Tensor, image_shape: Sequence[int]) -> Tensor:
     return rows.reshape(len(rows), height, width, channels)
 
 
+def rows_of(images: Tensor, image_shape: Sequence[int]) -> Tensor:
+    """(n, H, W, C) -> (n, d), the inverse of pictures()"""
+    return (images.permute(0, 3, 1, 2) if channels_first(image_shape) else images).flatten(1)
+
+
 def size_of(image_shape: Sequence[int]) -> tuple[int, int, int]:
     """(H, W, C)"""
     if channels_first(image_shape):
@@ -62,8 +67,7 @@ def low_frequencies(image_shape: Sequence[int], share: float) -> Tensor:
     rows = torch.zeros(len(kept), channels, height, width, channels, dtype=torch.float64)
     for c in range(channels):
         rows[:, c, :, :, c] = waves
-    rows = rows.flatten(0, 1)                                       # (p, H, W, C)
-    return (rows.permute(0, 3, 1, 2) if channels_first(image_shape) else rows).flatten(1)
+    return rows_of(rows.flatten(0, 1), image_shape)                 # (p, H, W, C) -> (p, d)
 
 
 def cosines(n: int) -> Tensor:

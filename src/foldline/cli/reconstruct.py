@@ -217,9 +217,10 @@ def leave(found: ReconstructionResult, span: SpanResult | None) -> None:
         text = " ".join((status.message, *status.notes))
         say(f"[green]Nothing leaks this way[/] ({status.code}): {text}", markup_safe=text)
         return
-    if status.code == "start_remains":
+    if status.code in ("start_remains", "faint"):
         text = " ".join((status.message, *status.notes))
-        say(f"[yellow]Hardly anything leaks this way[/] ({status.code}): {text}", markup_safe=text)
+        much = "Hardly anything leaks" if status.code == "start_remains" else "Blurred images leak"
+        say(f"[yellow]{much} this way[/] ({status.code}): {text}", markup_safe=text)
         return
     leak = found.certificate
     if found.provenance.parameters.get("method", "unmix") == "unmix" and found.provenance.method != "invert" \

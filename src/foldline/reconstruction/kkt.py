@@ -117,6 +117,16 @@ def solve_kkt(layers: list[nn.Linear], *, streams: Streams, low: Tensor | None, 
     return Fit(kept[0], kept[1].clamp(min=0), relative(best, size), note)
 
 
+def linear_layers(network: nn.Module) -> list[nn.Linear] | None:
+    """The linear layers of a network that is nothing but those with ReLU between them; None for any other."""
+    modules = [m for m in network.modules() if not isinstance(m, nn.Sequential) and m is not network]
+    modules = [m for m in modules if not isinstance(m, (nn.Flatten, nn.Identity, nn.Dropout))]
+    linear = [m for m in modules if isinstance(m, nn.Linear)]
+    fits = len(linear) * 2 - 1 == len(modules) and all(
+        isinstance(m, nn.Linear if i % 2 == 0 else nn.ReLU) for i, m in enumerate(modules))
+    return linear if fits else None
+
+
 def theta_of(layers: list[nn.Linear]) -> Theta:
     return [(p.weight.detach().double().cpu(), p.bias.detach().double().cpu() if p.bias is not None else None)
             for p in layers]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from foldline.errors import Refused
 from foldline.randomness import Streams
+from foldline.reconstruction.kkt import linear_layers
 from foldline.reconstruction.noise_edge import noise_edge
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first
 from foldline.reconstruction.weights import Mean, checked_mean, checked_shape, first_layer
@@ -53,11 +54,7 @@ def reconstruct_published(network: nn.Module, *, method: Literal["kkt", "atoms"]
 
 def relu_layers(network: nn.Module) -> list[nn.Linear]:
     """The linear layers of a ReLU network with one output; anything else is refused with the reason."""
-    modules = [m for m in network.modules() if not isinstance(m, nn.Sequential) and m is not network]
-    modules = [m for m in modules if not isinstance(m, (nn.Flatten, nn.Identity, nn.Dropout))]
-    linear = [m for m in modules if isinstance(m, nn.Linear)]
-    fits = len(linear) * 2 - 1 == len(modules) and all(
-        isinstance(m, nn.Linear if i % 2 == 0 else nn.ReLU) for i, m in enumerate(modules))
-    if not fits or linear[-1].out_features != 1:
+    linear = linear_layers(network)
+    if linear is None or linear[-1].out_features != 1:
         raise Refused("The published attack needs linear layers with ReLU between them and one output.")
     return linear

@@ -11,6 +11,7 @@ Differs from paper 003: no KKT loss over all layers, no search for hyper-paramet
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,8 @@ from foldline.errors import BadInput, Refused
 from foldline.images import guessed_shape
 from foldline.networks.one_hidden import Network
 from foldline.randomness import Streams
-from foldline.reconstruction.basis import rows_in
+from foldline.reconstruction.basis import Rows, rows_in
+from foldline.reconstruction.faint import rows_under_start
 from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.layer import rows_with_bias
 from foldline.reconstruction.noise_edge import Edge, noise_edge
@@ -56,28 +58,35 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     shape, notes = checked_shape(image_shape, d, A[:, :-1])
     offset, centred = checked_mean(mean, d)
     edge, V = noise_edge(A)
-    provenance = Provenance("reconstruct", streams.seed, {"method": "unmix", "box": box, "image_shape": shape,
-                                                          "mean": mean is not None, "rounds": rounds})
-    refusal = nothing_leaks(edge, A)
-    if refusal is not None:
-        samples, weights, evidence = nothing(d)
-        return ReconstructionResult(
-            status=refusal, queries=0, certificate=leak_of(edge, 0), provenance=provenance,
-            samples=samples, weights=weights, evidence=evidence, estimated_n=0, singular_values=edge.singular_values,
-            image_shape=shape)
-    B = V[:edge.rank]                                                # (r, d + 1)
-    contrast = features or features_for(shape)
-    if float(B[:, -1].norm()) > 1e-6:
-        found = rows_with_bias(B, A, offset, centred, box, contrast, signal=signal_of(network), streams=streams,
-                               rounds=rounds, progress=progress)
-    else:
-        found = rows_in(B[:, :-1], offset, centred, box, contrast, streams=streams, rounds=rounds, progress=progress)
-    samples, weights, evidence = best_first(undo(found.rows), found.weights, found.evidence)
-    certificate = leak_of(edge, found.exact)
+    found, status = None, nothing_leaks(edge, A)
+    if status is None:
+        found = rows_of_span(network, V[:edge.rank], A, offset, centred, box, features or features_for(shape),
+                             streams=streams, rounds=rounds, progress=progress)
+        status = status_of(edge, found.exact, [*notes, *found.notes], A)
+    remains = start_in_weights(edge, *A.shape)
+    if remains is not None and features is None and (found is None or found.exact == 0):
+        low, high = box or (0.0, 1.0)
+        under = rows_under_start(network, remains, edge, A, shape, offset - low if centred else None, high - low,
+                                 A.new_zeros(0, d) if found is None else found.rows, streams=streams, progress=progress)
+        found, status = (under[0], replace(under[1], notes=tuple(notes))) if under is not None else (found, status)
+    samples, weights, evidence = nothing(d) if found is None else best_first(undo(found.rows), found.weights,
+                                                                             found.evidence)
     return ReconstructionResult(
-        status=status_of(edge, certificate, [*notes, *found.notes], A), queries=0, certificate=certificate,
-        provenance=provenance, samples=samples, weights=weights, evidence=evidence, estimated_n=found.n,
+        status=status, queries=0, certificate=leak_of(edge, found.exact if found is not None else 0),
+        provenance=Provenance("reconstruct", streams.seed, {"method": "unmix", "box": box, "image_shape": shape,
+                                                            "mean": mean is not None, "rounds": rounds}),
+        samples=samples, weights=weights, evidence=evidence, estimated_n=found.n if found is not None else 0,
         singular_values=edge.singular_values, image_shape=shape)
+
+
+def rows_of_span(network: nn.Module, B: Tensor, A: Tensor, offset: Tensor, centred: bool,
+                 box: tuple[float, float] | None, features: Features, *, streams: Streams, rounds: int,
+                 progress: Progress) -> Rows:
+    """Training rows from a basis B (r, d + 1) of the span that A (h, d + 1) = [W, b] shows."""
+    if float(B[:, -1].norm()) > 1e-6:
+        return rows_with_bias(B, A, offset, centred, box, features, signal=signal_of(network), streams=streams,
+                              rounds=rounds, progress=progress)
+    return rows_in(B[:, :-1], offset, centred, box, features, streams=streams, rounds=rounds, progress=progress)
 
 
 def first_layer(network: nn.Module) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -174,8 +183,9 @@ def leak_of(edge: Edge, exact: int) -> Leak:
     return Leak(rank=edge.rank, noise_edge=edge.edge, gap=edge.gap, exact=exact, n_is_exact=edge.gap >= 2.0)
 
 
-def status_of(edge: Edge, leak: Leak, notes: list[str], A: Tensor) -> Status:
-    remains = start_in_weights(edge, *A.shape) if leak.exact == 0 else None
+def status_of(edge: Edge, exact: int, notes: list[str], A: Tensor) -> Status:
+    leak = leak_of(edge, exact)
+    remains = start_in_weights(edge, *A.shape) if exact == 0 else None
     if remains is not None:
         return Status(remains.code, remains.message, tuple(notes))
     said = f"{edge.rank} directions stand above the noise edge {edge.edge:.2g} (gap {edge.gap:.3g})"
