@@ -77,14 +77,13 @@ def test_tables_and_other_layers_are_not_searched(monkeypatch: pytest.MonkeyPatc
     assert attacked(dataclasses.replace(v, module=tanh)).status.code == "start_remains"
 
 
-def test_signals_with_sharp_gates_are_those_of_back_propagation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faint, "SHARP", 1e6)
+def test_signals_with_sharp_gates_are_those_of_back_propagation() -> None:
     v = trained(8)
     x = v.inputs.double()
     theta = [(m.weight.detach(), m.bias.detach()) for m in v.module if isinstance(m, torch.nn.Linear)]
     y = x / x.norm(dim=1, keepdim=True) * 3
     scale = 0.5 * float(x.norm(dim=1)[0])
-    t = signals((y @ theta[0][0].double().T).float(), (y @ y.T).float(), scale, theta, torch.ones(8, 1))
+    t = signals((y @ theta[0][0].double().T).float(), (y @ y.T).float(), scale, theta, torch.ones(8, 1), 1e6)
     exact = signal_of(v.module)((y / 3 * scale).float())[:, 0]
     assert torch.allclose(t.double(), exact / exact.norm(dim=1, keepdim=True), atol=1e-5)
 

@@ -12,9 +12,10 @@ over what each leaves, y_i, with x_i the picture of usual contrast that points t
 spectrum of pictures at the least strength that explains the layer. It is y that is small where an image is weak, not x:
 with a free multiplier beside x smoothness would cost nothing, and the search ends in noise.
 
-The gates are smoothed, so that images find their units. There are more candidates than images, and mixtures among them;
-but each start ends in other mixtures and in the same images. So the search runs three times, and what comes back is
-ranked by how often it was found. Cost: no queries; 40 candidates of CIFAR-10 take five seconds a start.
+The gates are smoothed, less and less, so that images find their units. There are more candidates than images, and
+mixtures among them; but each start ends in other mixtures and in the same images. So the search runs three times, and
+what comes back is ranked by how often it was found. Cost: no queries; 40 candidates of CIFAR-10 take five seconds a
+start.
 
 Differs from paper 003: the likelihood of the first layer alone, in which the start is noise; a prior of pictures; no
 multipliers, no search for hyper-parameters, no number of images to be given.
@@ -42,7 +43,7 @@ from foldline.results import Progress, Status
 CANDIDATES = 40
 STARTS = 3
 STEPS, RATE = 400, 0.05
-SHARP = 4.0             # gates are sigmoid(SHARP z / median |z|)
+SOFT, SHARP = 1.0, 4.0  # gates are sigmoid(sharp z / median |z|), soft at first
 STRENGTHS = (0.28, 0.56, 1.12)          # what an image leaves, relative to the edge: the first that explains the layer
 CHROMA = 0.1            # power of colours relative to grey
 CONTRAST = 0.25         # deviation of a picture's pixels, in units of the box
@@ -152,7 +153,7 @@ def descend(u: Tensor, seen: Seen, theta: Theta, seeds: Tensor,
     for step in range(STEPS):
         optimiser.param_groups[0]["lr"] = RATE * (0.01 + 0.5 + 0.5 * math.cos(math.pi * step / STEPS))
         along, inner = u @ seen.P, u @ seen.G @ u.T                 # (m, h), (m, m)
-        t = signals(along, inner, seen.scale, theta, seeds)
+        t = signals(along, inner, seen.scale, theta, seeds, SOFT * (SHARP / SOFT) ** (step / STEPS))
         # |W - t^T y|^2 but for |W|^2, through Gram matrices.
         misfit = ((t @ t.T) * inner).sum() - 2 * (t * along).sum()
         optimiser.zero_grad()
@@ -161,10 +162,10 @@ def descend(u: Tensor, seen: Seen, theta: Theta, seeds: Tensor,
         if step % 20 == 0:
             progress(step / STEPS)
     u = u.detach()
-    return u, signals(u @ seen.P, u @ seen.G @ u.T, seen.scale, theta, seeds.detach())
+    return u, signals(u @ seen.P, u @ seen.G @ u.T, seen.scale, theta, seeds.detach(), SHARP)
 
 
-def signals(along: Tensor, inner: Tensor, scale: float, theta: Theta, seeds: Tensor) -> Tensor:
+def signals(along: Tensor, inner: Tensor, scale: float, theta: Theta, seeds: Tensor, sharp: float) -> Tensor:
     """(m, h) of unit length: what back-propagation sends from seeds (m, k) at the outputs, through smoothed gates.
 
     along (m, h) = y W^T and inner (m, m) = y y^T: the picture is y at unit length, times scale.
@@ -175,7 +176,7 @@ def signals(along: Tensor, inner: Tensor, scale: float, theta: Theta, seeds: Ten
         z = z if i == 0 else z.clamp(min=0) @ W.T
         z = z if b is None else z + b
         usual = z.detach().abs().median(1, keepdim=True).values.clamp(min=1e-30)
-        gates.append(torch.sigmoid(SHARP * z / usual))
+        gates.append(torch.sigmoid(sharp * z / usual))
     s = seeds
     for (W, _), gate in zip(reversed(theta[1:]), reversed(gates), strict=True):
         s = (s @ W) * gate
