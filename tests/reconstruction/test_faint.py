@@ -11,7 +11,7 @@ import torch
 import foldline as fl
 from foldline.images import pictures
 from foldline.reconstruction import faint
-from foldline.reconstruction.faint import directions, merged, prior, sharpened, signals
+from foldline.reconstruction.faint import directions, joined, merged, prior, signals
 from foldline.reconstruction.two_sided import signal_of
 from foldline.victims.recipes import ADAMW, preset
 from foldline.victims.train import Victim, train_victim
@@ -61,11 +61,11 @@ def test_after_adam_the_layer_is_not_explained_and_that_is_said() -> None:
     assert int((ncc(found, v) > 0.8).sum()) >= 6
 
 
-def test_a_row_of_the_span_takes_the_place_of_the_image_that_it_looks_like() -> None:
+def test_a_row_of_the_span_takes_the_place_of_the_image_that_it_looks_like_or_follows() -> None:
     rows = torch.randn(3, 50, generator=fl.generator(0), dtype=torch.float64)
     blurred = rows[:2] + 0.1 * torch.randn(2, 50, generator=fl.generator(1), dtype=torch.float64)
-    assert torch.equal(sharpened(blurred, 3 * rows[1:]), torch.stack([blurred[0], 3 * rows[1]]))
-    assert torch.equal(sharpened(blurred, rows[:0]), blurred)
+    assert torch.equal(joined(blurred, 3 * rows[1:]), torch.stack([blurred[0], 3 * rows[1], 3 * rows[2]]))
+    assert torch.equal(joined(blurred, rows[:0]), blurred)
 
 
 def test_tables_and_other_layers_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

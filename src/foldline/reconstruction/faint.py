@@ -71,7 +71,7 @@ def rows_under_start(network: nn.Module, remains: Status, edge: Edge, A: Tensor,
     """Images under the start of A (h, d + 1) = [W, b], or None where there are none.
 
     remains: what was said of the start; above (d,): the mean over the box's lower end, None where it is not known;
-    scale: of the box; unmixed (r, d): rows of the span above the edge, which take the place of images they agree with.
+    scale: of the box; unmixed (r, d): rows of the span above the edge, for joined().
     """
     layers = linear_layers(network)
     if layers is None or image_shape is None or len(layers) < 2:
@@ -90,16 +90,27 @@ def rows_under_start(network: nn.Module, remains: Status, edge: Edge, A: Tensor,
                     f"{STARTS} starts; {rest}. Of up to some 20 training images most are among them, blurred; of more "
                     f"these are mixtures.")
     weights = 0.9 * (seen.found / STARTS + seen.votes / seen.votes.max() + seen.agreement.clamp(0, 1)) / 3
-    evidence = {"found": seen.found.double(), "votes": seen.votes.double(), "agreement": seen.agreement}
-    return Rows(sharpened(seen.images, unmixed), weights, evidence, 0, everywhere, []), status
+    rows = joined(seen.images, unmixed)
+    more = len(rows) - len(seen.images)                             # no start found these, so they come last
+
+    def padded(values: Tensor) -> Tensor:
+        return torch.cat([values.double(), values.new_zeros(more).double()])
+
+    evidence = {"found": padded(seen.found), "votes": padded(seen.votes), "agreement": padded(seen.agreement)}
+    return Rows(rows, padded(weights), evidence, 0, everywhere, []), status
 
 
-def sharpened(images: Tensor, unmixed: Tensor) -> Tensor:
-    """Images (q, d), or the row of unmixed (r, d) that looks like one: smoothness has not touched that."""
+def joined(images: Tensor, unmixed: Tensor) -> Tensor:
+    """Images (q, d), with the row of unmixed (r, d) that looks like one in its place, and those that are like none.
+
+    Smoothness has not touched what was unmixed, and what stands high above the edge is in it as it is.
+    """
     if not len(unmixed):
         return images
-    alike, best = ncc(images, unmixed).max(1)
-    return torch.where((alike > LIKE)[:, None], unmixed[best], images)
+    alike = ncc(images, unmixed)                                    # (q, r)
+    nearest, best = alike.max(1)
+    sharp = torch.where((nearest > LIKE)[:, None], unmixed[best], images)
+    return torch.cat([sharp, unmixed[alike.amax(0) < SAME]])
 
 
 def solve_faint(theta: Theta, sigma: float, image_shape: tuple[int, ...], contrast: float, live: Tensor, *,
