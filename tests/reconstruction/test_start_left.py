@@ -43,8 +43,12 @@ def test_a_start_that_was_never_forgotten_is_named(name: str) -> None:
 
 def test_the_command_says_it_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     from foldline.cli.reconstruct import leave
+    from foldline.cli.reconstruct_show import show_evidence
     v = trained("no-decay")
-    leave(fl.reconstruct(v.module, rng=fl.generator(0), image_shape=MNIST, mean=v.mean, rounds=0), None)
+    found = fl.reconstruct(v.module, rng=fl.generator(0), image_shape=MNIST, mean=v.mean, rounds=0)
+    show_evidence(found)
+    assert f"trained on about {found.estimated_n} rows" in " ".join(capsys.readouterr().out.split())
+    leave(found, None)
     assert "Blurred images leak this way (faint)" in " ".join(capsys.readouterr().err.split())
     leave(fl.reconstruct(v.module, rng=fl.generator(0), features=lambda rows: rows, mean=v.mean, rounds=0), None)
     assert "Hardly anything leaks this way (start_remains)" in " ".join(capsys.readouterr().err.split())

@@ -27,10 +27,11 @@ def show_evidence(found: ReconstructionResult) -> None:
     if not len(found.samples):
         return
     leak = found.certificate
-    sure = "" if leak.n_is_exact else " or more"
+    # Directions bound the number from below; what every start finds under a start may hold a mixture or two.
+    about = "{}" if leak.n_is_exact else "about {}" if found.status.code == "faint" else "{} or more"
     title = f"{len(found.samples)} candidates, best first"
     if found.estimated_n:
-        title += f"; trained on {found.estimated_n}{sure} rows"
+        title += f"; trained on {about.format(found.estimated_n)} rows"
     table = Table("#", "weight", *found.evidence, title=title, title_justify="left")
     for i in range(min(ROWS, len(found.samples))):
         cells = [number(float(v[i]), name) for name, v in found.evidence.items()]
