@@ -99,6 +99,12 @@ def test_the_prior_is_made_of_orthogonal_waves_of_falling_power(shape: tuple[int
     assert float(brightest.std()) < 1e-9                                    # the constant, grey
 
 
+def test_waves_of_large_pictures_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faint, "MOST", 10 * 64)
+    all_of_them = prior((8, 8), 100.0)
+    assert 5 <= len(all_of_them) <= 10 and float(all_of_them.norm(dim=1).min()) > 10     # the strongest
+
+
 def test_directions_point_one_class_up_and_the_others_down() -> None:
     assert directions(1)[:2, 0].tolist() == [1.0, -1.0] and len(directions(1)) == faint.CANDIDATES
     assert torch.allclose(directions(4).sum(1), torch.zeros(len(directions(4))), atol=1e-6)

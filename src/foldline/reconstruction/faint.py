@@ -49,6 +49,7 @@ CHROMA = 0.1            # power of colours relative to grey
 CONTRAST = 0.25         # deviation of a picture's pixels, in units of the box
 FIRST = 0.05            # of the strength: candidates begin with this much
 FAINTEST = 0.1          # variance of a wave, relative to the noise
+MOST = 40_000_000       # numbers in all waves together
 SAME = 0.8              # NCC above which two candidates are one
 LIKE = 0.9              # NCC above which an unmixed row is the same image
 LEAST = 4               # images that every start finds; fewer are prototypes
@@ -218,7 +219,10 @@ def prior(image_shape: tuple[int, ...], strength: float) -> Tensor:
         mix = mix / mix.norm(dim=1, keepdim=True)
     power = power[..., None] * colours                              # (H, W, C)
     power = strength ** 2 * power / power.sum()
-    i, j, c = torch.nonzero(power > FAINTEST, as_tuple=True)
+    room = max(1, MOST // power.numel())                            # waves of large pictures would not fit in memory
+    least = max(FAINTEST, float(power.flatten().topk(min(room + 1, power.numel())).values[-1]) if room < power.numel()
+                else 0.0)
+    i, j, c = torch.nonzero(power > least, as_tuple=True)
     images = torch.einsum("ph,pw,pc->phwc", cosines(height)[i], cosines(width)[j], mix[c])
     return power[i, j, c].sqrt()[:, None] * rows_of(images, image_shape)
 
