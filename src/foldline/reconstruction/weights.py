@@ -2,7 +2,8 @@
 
 Every row [w, b] of a trained first layer is a combination of the training points [x_i, 1] plus what is left of the
 start, so its row space above the noise edge is the span of the training set (METHODS: "the span is the leak"). The
-bias coordinate is 1 for every training point, which fixes sign and scale. Then layer.py. Cost: no queries.
+bias coordinate is 1 for every training point, which fixes sign and scale. Then layer.py. Cost: no queries. Where the
+start was never forgotten, pictures are looked for under it as well (faint.py).
 
 Holds for any layers after the first Linear one; a normalisation with running statistics before it is undone first.
 Differs from paper 003: no KKT loss over all layers, no search for hyper-parameters; method="kkt" has those.
