@@ -69,7 +69,8 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
         low, high = box or (0.0, 1.0)
         under = rows_under_start(network, remains, edge, A, shape, offset - low if centred else None, high - low,
                                  A.new_zeros(0, d) if found is None else found.rows, streams=streams, progress=progress)
-        found, status = (under[0], replace(under[1], notes=tuple(notes))) if under is not None else (found, status)
+        said = tuple(notes) if found is None else status.notes
+        found, status = (under[0], replace(under[1], notes=said)) if under is not None else (found, status)
     samples, weights, evidence = nothing(d) if found is None else best_first(undo(found.rows), found.weights,
                                                                              found.evidence)
     return ReconstructionResult(
