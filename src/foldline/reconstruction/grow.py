@@ -32,6 +32,7 @@ from foldline.results import Progress, silent
 FIRST, GROWTH, LEAST = 20, 1.1, 3       # directions at first, then so many times more, at least so many more
 ROUNDS, LAST = 20, 150                  # rounds for each size, and for the whole
 SHARES, REPAIRS, MENDING = (0.125, 0.25), 4, 40     # of the components that are repaired, how often, rounds after it
+SEARCHING, MIXED = 60, (0.3, 0.1, 0.2)  # rounds of a search around known rows, and how much of them is added to a start
 SAMPLE = 8000           # features of the images that are looked at
 MEMORY = 20             # pairs of the quasi-Newton metric
 FRESH = 5               # rounds between curvatures
@@ -137,11 +138,36 @@ def whitening(components: Tensor) -> Tensor:
     return K
 
 
-def refine(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float, rounds: int) -> tuple[Tensor, Tensor]:
-    """(M (a, r), Q (r, a)) at a lower value of the module's objective, in the span of these a."""
+def around(D: Tensor, z: Tensor, M: Tensor, free: Tensor, weight: float, draws: int, *,
+           rng: torch.Generator) -> Tensor:
+    """(draws * a, r) what the a rows of M (r, r) that are free (r,) bool may be, the others held as they are.
+
+    From the rows themselves, from the free ones unmixed among each other, and from those plus some of the others.
+    """
+    z = z[:, torch.randperm(z.shape[1], generator=rng)[:SAMPLE]].float()
+    M = M / M.norm(dim=1, keepdim=True)
+    Q, open_rows, found = torch.linalg.inv(M), torch.nonzero(free).flatten(), []
+    for draw in range(draws):
+        start, inverse = M.clone(), Q
+        if draw > 0 and len(open_rows) > 1:
+            start[open_rows] = block(D, z, M[open_rows], Q[:, open_rows], weight, rng)[0]
+        if draw > 1:
+            some = MIXED[draw % len(MIXED)] * torch.randn(len(open_rows), len(M), generator=rng, dtype=M.dtype)
+            start[open_rows] += some @ M
+        if draw > 0:
+            inverse, singular = torch.linalg.inv_ex(start)
+            if int(singular):
+                continue
+        found.append(refine(D, z, start, inverse, weight, SEARCHING, free)[0][open_rows])
+    return torch.cat(found)
+
+
+def refine(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float, rounds: int,
+           free: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(M (a, r), Q (r, a)) at a lower value of the module's objective, in the span of these a; free: rows that move."""
     left = (D @ Q).T                                                # (a, N)
     size = floored(left.square().mean(1, keepdim=True).sqrt(), SILENT)
-    C = descend((left / size).float(), (size * (M @ z.double())).float(), weight, rounds)[0] / size.T
+    C = descend((left / size).float(), (size * (M @ z.double())).float(), weight, rounds, free=free)[0] / size.T
     return torch.linalg.solve(C.T, M), Q @ C.T
 
 
@@ -152,8 +178,11 @@ def floored(sizes: Tensor, least: float) -> Tensor:
 
 
 def descend(left: Tensor, right: Tensor, weight: float, rounds: int,
-            start: Tensor | None = None) -> tuple[Tensor, float]:
-    """(C (a, a) that makes both C left and C^-T right sparse, the loss), from start or from both as they are."""
+            start: Tensor | None = None, free: Tensor | None = None) -> tuple[Tensor, float]:
+    """(C (a, a) that makes both C left and C^-T right sparse, the loss), from start or from both as they are.
+
+    free (a,) bool: rows of the right side that move; the left side then moves along these alone.
+    """
     C = torch.eye(len(left), dtype=torch.float64) if start is None else start
     L = rescaled(C.float() @ left, SCALING)
     R = rescaled(torch.linalg.inv(C).T.float() @ right, SCALING)
@@ -164,6 +193,8 @@ def descend(left: Tensor, right: Tensor, weight: float, rounds: int,
         ratio_left, ratio_right = L.f / L.f.T, R.f / R.f.T
         G = weight * gradient(L.S) * ratio_left - (gradient(R.S) * ratio_right).T
         G.fill_diagonal_(0)                                         # sizes are the scales' business
+        if free is not None:
+            G[:, ~free] = 0
         if H is None or done % FRESH == 0:
             H = weight * curvature(L.S) * ratio_left ** 2 + (curvature(R.S) * ratio_right ** 2).T
         E = metric.step(G, H)

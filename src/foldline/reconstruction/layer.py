@@ -8,13 +8,14 @@ network sends back from it, and left alone where it is not (small starts, a star
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from foldline.randomness import Streams
 from foldline.reconstruction.basis import MOVED, Rows, settled
+from foldline.reconstruction.complete import complete
 from foldline.reconstruction.evidence import inactive_share, untied, weigh
 from foldline.reconstruction.features import Features
 from foldline.reconstruction.peel import Peeled, peel
@@ -53,11 +54,12 @@ def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tup
         # Raw pixels, the mean put back through the bias coordinate, in units of the box.
         return (B[:, :-1] + gauge[:, None] * above) / (high - low)
 
+    def alight(above: Tensor) -> Tensor:
+        return live_pixels(pixels(above), above if centred and box is not None else None)
+
     def unmixed(above: Tensor, units: Neighbours | None = None) -> Peeled:
-        raw = pixels(above)
-        return peel(raw, gauge, features, streams=streams, snapping=snapping, units=units,
-                    live=live_pixels(raw, above if centred and box is not None else None), rounds=rounds,
-                    progress=progress)
+        return peel(pixels(above), gauge, features, streams=streams, snapping=snapping, units=units, live=alight(above),
+                    rounds=rounds, progress=progress)
 
     if not centred and box is not None:
         notes.append("No mean was given: inputs are taken as raw pixels in the box; if they were centred, pass mean=.")
@@ -75,6 +77,9 @@ def rows_with_bias(B: Tensor, A: Tensor, offset: Tensor, centred: bool, box: tup
         seen = Seen(found, None, None) if moved else by_features(found, layer)
         if units and len(B) <= LARGE and not moved and seen.residual is None and not pinned(found):
             seen = by_units(unmixed(above, units), layer) or seen
+        if units and pinned(found) and not moved and len(B) <= LARGE:
+            seen = replace(seen, found=complete(found, layer.pixels, gauge, layer.C, units, features, alight(above),
+                                                streams=streams, progress=progress))
         notes += [MOVED] * moved
     found = seen.found
     progress("weighing", {"candidates": float(len(found.images))})
