@@ -4,6 +4,7 @@ One row per victim, access and seed: recovered at 1 % false positives with its i
 null, exact images claimed and how many of those are right, queries, seconds. Failures are rows.
 
     python benchmarks/reconstruct_table.py --case mnist-20-small --seeds 3
+    python benchmarks/reconstruct_table.py --case mnist-100-small --seeds 3 --public     # and the test images, public
     python benchmarks/reconstruct_table.py --list
     python benchmarks/reconstruct_table.py --table                  # Markdown of the last run of each row
 """
@@ -25,7 +26,9 @@ import torch
 import foldline as fl
 from foldline.oracles.explain import smoothgrad_oracle
 from foldline.reconstruction.black_box import where_to_look
-from foldline.victims.cache import victim
+from foldline.reconstruction.separator import Separator, load_separator, save_separator, train_separator
+from foldline.victims.cache import cache_folder, victim
+from foldline.victims.datasets import load_dataset
 
 RESULTS = Path(__file__).parent / "results" / "reconstruct_table.jsonl"
 
@@ -45,13 +48,26 @@ CASES: dict[str, tuple[str, str, int, str]] = {
     "cifar10-500": ("everyday-wide-batches", "cifar10", 500, "aim 20 %, 30 min"),
 }
 ACCESS = ("weights", "gradients", "smoothgrad", "values", "labels")
+PUBLIC = " and public images"
 
 
-def attack(module: torch.nn.Module, access: str, n: int, seed: int, **known: Any) -> Any:
+def separator(data_set: str) -> Separator:
+    """What the 10,000 test images teach, which are in no victim's training set and in no unseen one."""
+    path = cache_folder() / "separators" / f"{data_set}.safetensors"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        start, source = time.perf_counter(), load_dataset(data_set)
+        taught = train_separator(source.x_test, source.image_shape, rng=fl.generator(0))
+        save_separator(taught, path)
+        print(f"separator of {data_set}: worth {taught.worth:.0%}, {time.perf_counter() - start:.0f} s", flush=True)
+    return load_separator(path)
+
+
+def attack(module: torch.nn.Module, access: str, n: int, seed: int, public: Separator | None, **known: Any) -> Any:
     d = known["mean"].numel()
     rng = fl.generator(seed)
     if access == "weights":
-        return fl.reconstruct(module, rng=rng, **known)
+        return fl.reconstruct(module, rng=rng, public=public, **known)
     if access == "gradients":
         span = fl.recover_span(fl.gradient_oracle(module, budget=n + 20), rng=rng)
     elif access == "smoothgrad":
@@ -62,19 +78,20 @@ def attack(module: torch.nn.Module, access: str, n: int, seed: int, **known: Any
                                within=where_to_look(known["image_shape"]))
     else:
         span = fl.recover_span_from_labels(fl.label_oracle(module), rng=rng)
-    return fl.reconstruct_from_span(span, rng=rng, **known)
+    return fl.reconstruct_from_span(span, rng=rng, public=public, **known)
 
 
-def row_of(name: str, access: str, seed: int) -> dict[str, Any]:
+def row_of(name: str, access: str, seed: int, public: bool) -> dict[str, Any]:
     preset, data_set, n, asked = CASES[name]
+    taught = separator(data_set) if public else None
     v = victim(preset, data_set, n, seed=seed)
     known = {"image_shape": v.data.image_shape, "mean": v.mean}
-    row: dict[str, Any] = {"case": name, "access": access, "seed": seed, "n": n, "asked": asked,
+    row: dict[str, Any] = {"case": name, "access": access + PUBLIC * public, "seed": seed, "n": n, "asked": asked,
                            "threads": torch.get_num_threads(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                            "load": round(os.getloadavg()[0], 1)}
     start = time.perf_counter()
     try:
-        found = attack(v.module, access, n, seed, **known)
+        found = attack(v.module, access, n, seed, taught, **known)
     except fl.errors.FoldlineError as error:
         return {**row, "failed": f"{type(error).__name__}: {error}", "seconds": time.perf_counter() - start}
     seconds = time.perf_counter() - start
@@ -95,7 +112,7 @@ def table() -> str:
              "unseen > 0.8 / 0.9", "confirmed (wrong)", "queries", "s", "asked for")
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for case in CASES:
-        for access in ACCESS:
+        for access in [way + end for way in ACCESS for end in ("", PUBLIC)]:
             rows = [last[k] for k in sorted(last) if k[:2] == (case, access) and "failed" not in last[k]]
             if not rows:
                 continue
@@ -107,7 +124,7 @@ def table() -> str:
                          f"{unseen} | {round(median(r['exact'] for r in rows))} "
                          f"({sum(r['exact_wrong'] for r in rows)}) | "
                          f"{round(median(r['queries'] for r in rows)):,} | {median(r['seconds'] for r in rows):.3g} | "
-                         f"{rows[0]['asked'] if access == 'weights' else ''} |")
+                         f"{rows[0]['asked'] if access.startswith('weights') else ''} |")
     return "\n".join(lines)
 
 
@@ -117,6 +134,7 @@ def main() -> None:
     parser.add_argument("--access", action="append", choices=ACCESS, help="default weights")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--public", action="store_true", help="give the attack the data set's test images")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
@@ -128,14 +146,14 @@ def main() -> None:
     for name in arguments.case or CASES:
         for access in arguments.access or ["weights"]:
             for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-                row = row_of(name, access, seed)
+                row = row_of(name, access, seed, arguments.public)
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 if "failed" in row:
                     print(f"{name:18} {access:10} {seed:4}  {row['failed']}", flush=True)
                     continue
                 low, high = row["interval"]
-                print(f"{name:18} {access:10} {seed:4}  {row['recovered']:8.1%} [{low:.0%}, {high:.0%}] "
+                print(f"{name:18} {row['access']:10} {seed:4}  {row['recovered']:8.1%} [{low:.0%}, {high:.0%}] "
                       f"{row['above']['0.8']:8} {row['above']['0.9']:3} {row['above']['0.99']:4} {row['n']:4} "
                       f"{row['exact']:6} ({row['exact_wrong']}) {row['queries']:9} {row['seconds']:8.1f}", flush=True)
 

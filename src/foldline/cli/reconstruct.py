@@ -30,6 +30,7 @@ Examples:
   foldline reconstruct victim/victim.safetensors --reference victim/owner.npz
   foldline reconstruct victim/victim.safetensors --access gradients
   foldline reconstruct https://host --i-am-authorised "..." --image-shape 28x28
+  foldline reconstruct victim/victim.safetensors --public digits.npy
 
 \b
 The published attack and its search for settings, for comparison:
@@ -56,6 +57,9 @@ def command(
                                                    "training set. No attack reads it.")] = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the pictures and the npz "
                                       "go.")] = Path("reconstruction"),
+    public: Annotated[str | None, typer.Option("--public", metavar="FILE|NAME", help="Other pictures of the kind: rows "
+                                               "(.npy, .npz), a data set whose test images are used, or what an "
+                                               "earlier run kept (.safetensors).")] = None,
     output: Annotated[int, typer.Option("--output", min=0, help="Whose gradient is asked.")] = 0,
     samples: Annotated[int, typer.Option("--samples", min=1, help="SmoothGrad's draws.")] = 10,
     preset: Annotated[str | None, typer.Option("--preset", help="kkt: mnist-a, mnist-b, cifar10-a or "
@@ -70,6 +74,7 @@ def command(
     json_out: JsonOut = None,
 ) -> None:
     from foldline.cli.reconstruct_known import known_of
+    from foldline.cli.reconstruct_public import separator_of, with_public_mean
     from foldline.cli.reconstruct_show import judged, show_evidence, write
     from foldline.errors import BadInput
 
@@ -88,17 +93,23 @@ def command(
         raise BadInput(f"--out {out} is a file; it names a folder.")
     if reference is not None and not reference.is_file():
         raise BadInput(f"There is no owner file {reference}.")
+    if public is not None and method != "unmix":
+        raise BadInput("--public belongs to --method unmix.")
     known = known_of(target, mean, None if no_box else box, image_shape)
     module = module_of(target) if access in (None, "weights") or method != "unmix" else None
     if module is None and (access == "weights" or method != "unmix"):
         raise BadInput(f"The weights of {target} are not in reach: " + (f"--method {method} needs them." if method !=
                        "unmix" else "choose another --access."))
     out.mkdir(parents=True, exist_ok=True)
+    taught: dict[str, Any] = {}
+    if public is not None:
+        separator = separator_of(public, known, seed, out)
+        known, taught = with_public_mean(known, separator), {"public": separator}
     span: SpanResult | None = None
     if module is not None:
-        found = from_weights(module, method, known.options(), seed, seconds, preset, search, out)
+        found = from_weights(module, method, known.options() | taught, seed, seconds, preset, search, out)
     else:
-        span, found = from_answers(target, access, known.options(), seed, budget, run, output, samples)
+        span, found = from_answers(target, access, known.options() | taught, seed, budget, run, output, samples)
     quiet = json_out == "-"
     score = None
     if reference is not None:

@@ -1,4 +1,4 @@
-"""Networks by name: logistic, two-layer, mlp, conv, vgg11 and resnet18.
+"""Networks by name: logistic, two-layer, mlp, conv, vgg11, resnet18 and unet.
 
 Rows are flattened as (H, W) or (H, W, C) everywhere in this project, and every network here takes them so; it also
 takes the unflattened images, and the convolutional ones images with channels first. `.input_shape` says the shape and
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foldline.errors import BadInput
+from foldline.networks.unet import unet
 
 Shape = tuple[int, ...]
 Start = Literal["default", "he"]
@@ -221,4 +222,5 @@ def resnet18(shape: Shape, outputs: int, width: int = 64) -> nn.Module:
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic, "two-layer": two_layer, "mlp": mlp, "conv": conv, "vgg11": vgg11, "resnet18": resnet18,
+    "unet": unet,
 }

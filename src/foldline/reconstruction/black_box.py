@@ -13,10 +13,12 @@ from foldline.errors import BadInput
 from foldline.images import low_frequencies, size_of
 from foldline.randomness import Streams
 from foldline.reconstruction.basis import rows_in
+from foldline.reconstruction.by_public import by_public_without_bias
 from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.noise_edge import NEAR, SHORTEST_TAIL
 from foldline.reconstruction.peel import ROUNDS
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
+from foldline.reconstruction.separator import Separator, check_separator
 from foldline.reconstruction.start_left import start_in_span
 from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
 from foldline.results import Progress, Provenance, Status, silent
@@ -28,15 +30,16 @@ SMOOTH = 0.5            # share of the frequencies of a colour picture
 
 def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape: tuple[int, ...] | None = None,
                           mean: Mean = None, box: tuple[float, float] | None = (0.0, 1.0),
-                          features: Features | None = None, rounds: int = ROUNDS,
+                          features: Features | None = None, rounds: int = ROUNDS, public: Separator | None = None,
                           progress: Progress = silent) -> ReconstructionResult:
-    """Training rows from what recover_span or recover_span_from_labels returned; mean, box: as in reconstruct."""
+    """Training rows from what recover_span(_from_labels) returned; mean, box, public: as in reconstruct."""
     streams = Streams(rng)
     B, gap = signal_basis(span)                                      # (r, d)
     if B.ndim != 2 or not bool(B.isfinite().all()):
         raise BadInput("span.basis must be a finite matrix of orthonormal rows.")
     d = B.shape[1]
     shape, notes = checked_shape(image_shape, d, B)
+    check_separator(public, shape)
     offset, centred = checked_mean(mean, d)
     provenance = Provenance("reconstruct_from_span", streams.seed,
                             {"image_shape": shape, "mean": mean is not None, "box": box, "rounds": rounds,
@@ -50,6 +53,8 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
             singular_values=span.singular_values, image_shape=shape)
     found = rows_in(B, offset, centred, box, features or features_for(shape), streams=streams, rounds=rounds,
                     progress=progress)
+    if public is not None:
+        found = by_public_without_bias(found, B, offset, centred, box, public, progress=progress)
     notes += found.notes
     samples, weights, evidence = best_first(found.rows, found.weights, found.evidence)
     certificate = Leak(rank=len(B), noise_edge=span.noise_floor, gap=gap, exact=found.exact,

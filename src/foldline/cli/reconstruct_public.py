@@ -1,0 +1,63 @@
+"""`foldline reconstruct --public`: what other pictures of the kind teach, learnt once and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foldline.cli.common import progress, say
+from foldline.cli.reconstruct_known import Known
+from foldline.errors import BadFile, BadInput
+from foldline.images import guessed_shape
+from foldline.randomness import Streams, generator
+from foldline.reconstruction.separator import Separator, load_separator, save_separator, train_separator
+
+FILE = "separator.safetensors"
+
+
+def separator_of(public: str, known: Known, seed: int, out: Path) -> Separator:
+    """From a file that an earlier run kept, or taught by a data set's test images or by the rows of a file."""
+    if public.endswith(".safetensors"):
+        return load_separator(public)
+    rows, shape = public_rows(public)
+    shape = known.image_shape or shape or guessed_shape(rows.shape[1], rows[:100])
+    if shape is None:
+        raise BadInput(f"Rows of {rows.shape[1]} numbers are no square pictures; say --image-shape.")
+    with progress("reconstruct") as show:
+        separator = train_separator(rows, shape, rng=Streams(generator(seed))("public"), progress=show)
+    save_separator(separator, out / FILE)
+    say(f"{len(rows)} public images taught a network to take {separator.worth:.0%} of the error away from mixtures of "
+        f"such pictures; it is kept: --public {out / FILE}", markup_safe=str(out / FILE))
+    return separator
+
+
+def public_rows(public: str) -> tuple[Tensor, tuple[int, ...] | None]:
+    """(raw pixels (n, d), their shape where a data set is named). Victims are trained on a data set's other images."""
+    from foldline.span.offline import read_arrays
+    from foldline.victims.datasets import NAMES, load_dataset
+    if public in NAMES:
+        source = load_dataset(public)
+        return source.x_test, source.image_shape
+    path = Path(public)
+    if not path.is_file():
+        raise BadInput(f"--public is a file of images (.npy, .npz), what an earlier run kept (.safetensors) or one of "
+                       f"{', '.join(NAMES)}; there is no file {public}.")
+    arrays = read_arrays(path)
+    if len(arrays) != 1:
+        raise BadFile(f"{path} holds {', '.join(arrays)}; --public takes one array of images.")
+    array = next(iter(arrays.values()))
+    if array.ndim < 2 or not np.issubdtype(array.dtype, np.number):
+        raise BadFile(f"{path} must hold images, one to a row, not {array.dtype} {array.shape}.")
+    scale = 255.0 if array.dtype == np.uint8 else 1.0
+    return torch.from_numpy(array.reshape(len(array), -1).astype(np.float64)) / scale, None
+
+
+def with_public_mean(known: Known, separator: Separator) -> Known:
+    """Where the mean is not known that of the public images is the best guess."""
+    if known.mean is not None:
+        return known
+    say("The mean is not known: that of the public images takes its place; --mean replaces it.")
+    return Known(separator.mean, known.box, separator.image_shape)
