@@ -25,6 +25,7 @@ from foldline.imitation.deep import prepared
 from foldline.imitation.linear import only_linear, put, solve_affine
 from foldline.imitation.losses import Lesson, Pupil, Scores, query_metric, score_lesson
 from foldline.imitation.optimise import Plan, Taught, Trial, evaluating_all, rank_of, teach
+from foldline.imitation.solved import solved_student
 from foldline.imitation.spaces import Space, chosen_space, convert, ending, found_space
 from foldline.networks.presets import initialise
 from foldline.oracles.explain import Explain, Link, Output
@@ -116,11 +117,18 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     lesson, ends = lesson_of(asked, student, k, match, answers, scale)
     pupil = Pupil(student, ends, lesson.space, tuple(shape) if shape else None)
     lesson = prepared(pupil, lesson)
-    affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, soft, progress)
+    progress("solving", {"done": 0, "total": 1})
+    exact = solved_student(pupil, lesson) if plans is None and steps is None else None
+    if exact is not None:
+        asked.notes.append(f"The target is one hidden layer of {len(exact.b)} units, and was solved for: all that it "
+                           f"answered agrees to {exact.residual:.1g}. Units that are off at every point are missing.")
+        affine, taught, held_out = True, None, None
+    else:
+        affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, soft, progress)
     if taught is not None and not affine:
         student = taught.module
     student.eval()
-    loss = taught.loss if taught else float("nan")
+    loss = taught.loss if taught else exact.residual if exact is not None else float("nan")
     return Imitation(
         status=status_of(asked, taught, lesson), queries=asked.queries, provenance=provenance,
         certificate=ImitationCertificate(held_out, 0 if held_out is None else held_rows(lesson.n), loss),
