@@ -120,8 +120,7 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     progress("solving", {"done": 0, "total": 1})
     exact = solved_student(pupil, lesson) if plans is None and steps is None else None
     if exact is not None:
-        asked.notes.append(f"The target is one hidden layer of {len(exact.b)} units, and was solved for: all that it "
-                           f"answered agrees to {exact.residual:.1g}. Units that are off at every point are missing.")
+        asked.notes.append(exact.said())
         affine, taught, held_out = True, None, None
     else:
         affine, taught, held_out = learn(pupil, lesson, streams, steps, plans, committee, soft, progress)

@@ -9,8 +9,9 @@ in common (De Lathauwer's way from canonical to simultaneous diagonalisation). T
 to 0 or 1, the w_u follow by least squares, J_0 says which units are on at x_0, the values say the biases.
 
 Cost: n points with (n - 1) k > h and (n - 1)(n - 2) k (k - 1) / 4 > h (h - 1) / 2; for 784-128-10, n = 21, where
-counting numbers, h (d + k + 1) / (k (d + 1)), gives 13. Gates must tell units apart: Gaussian points do, pictures
-mostly do not. Differs from paper 000, which extracts a network of one output from h log(1 / eps) gradients.
+counting numbers, h (d + k + 1) / (k (d + 1)), gives 13. Gates must tell units apart: 22 Gaussian points do, and 32 to
+40 unlike pictures. Units that are on at all of them are one linear map there, and units that are off are missing.
+Differs from paper 000, which extracts a network of one output from h log(1 / eps) gradients.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from torch import Tensor
 
 MOST_UNITS = 150        # the minors' matrix has h (h + 1) / 2 rows
 MOST_POINTS = 40        # more say nothing new, and cost their square
-ROWS = 2000             # minors taken at once
-BLOCKS = 8              # of the rows of their Gram matrix
 FALL = 30.0             # of the spectrum behind the last unit: less is no rank
-ROUNDS = 4              # of inverse iteration
+ROUNDS = 2              # of inverse iteration: the gap is many decades
 SHIFT = 1e-12           # of the diagonal, so that a matrix with a null space has a Cholesky factor
 DRAWS = 5               # pairs of matrices to share eigenvectors
 POLISHED = 30           # alternations between rank one and the span
 GATE = 0.25             # distance of a gate from 0 or 1 from which on it is no gate
+FAR = 2.0               # spreads of the points beyond them up to which a unit that is always on stays so
 WRONG = 1e-3            # relative residual above which the answers are not those of such a network
 
 
@@ -42,6 +42,13 @@ class OneHidden:
     A: Tensor           # (k, h)
     c: Tensor           # (k,)
     residual: float     # of explanations and of values, relative, the larger
+    always_on: int = 0  # the last so many units stand for all that are on at every point: a linear map of that rank
+
+    def said(self) -> str:
+        q = self.always_on
+        rest = "" if not q else f" More are on at every point asked: near those they are a linear map of rank {q}."
+        return (f"The target is one hidden layer, of which {len(self.b) - q} units were solved for: all that it "
+                f"answered agrees to {self.residual:.1g}.{rest} Units that are off at every point are missing.")
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.relu(x @ self.W.T + self.b) @ self.A.T + self.c
@@ -51,17 +58,16 @@ class OneHidden:
 def solve_one_hidden(x: Tensor, y: Tensor, J: Tensor) -> OneHidden | None:
     """x (n, d), y (n, k) values, J (n, k, d) Jacobians. None where they are not of such a network, or not enough."""
     x, y, J = (t[:MOST_POINTS].double() for t in (x, y, J))
-    n, k, d = J.shape
-    if n < 3 or k < 2:
+    n, k, _ = J.shape
+    if n < 3 or k < 2 or not bool(J.isfinite().all() & y.isfinite().all()):
         return None
     change = (J[1:] - J[0]).flatten(0, 1)                           # ((n - 1) k, d)
-    L2, U = torch.linalg.eigh(change @ change.T)
-    s = L2.flip(0).clamp(min=0).sqrt()
-    h = rank_of(s, min(len(s), d))
+    U, s, _ = torch.linalg.svd(change, full_matrices=False)
+    h = rank_of(s)
     minors = (n - 1) * (n - 2) // 2 * (k * (k - 1) // 2)
     if h is None or not 1 <= h <= MOST_UNITS or minors < h * (h - 1) // 2:
         return None
-    E = U.flip(1)[:, :h].reshape(n - 1, k, h).contiguous()
+    E = U[:, :h].reshape(n - 1, k, h).contiguous()
     Q = rank_one_combinations(E)
     if Q is None:
         return None
@@ -74,12 +80,12 @@ def solve_one_hidden(x: Tensor, y: Tensor, J: Tensor) -> OneHidden | None:
     return read_off(x, y, J, p.round(), a)
 
 
-def rank_of(s: Tensor, most: int) -> int | None:
+def rank_of(s: Tensor) -> int | None:
     """Where the spectrum (descending) falls most, if it falls far and before its end."""
-    s = s[:most].clamp(min=1e-14 * float(s[0]) if float(s[0]) > 0 else 1e-300)
-    if len(s) < 2:
+    if len(s) < 2 or not float(s[0]) > 0:
         return None
-    falls = s[:-1] / s[1:]
+    floor = s.clamp(min=1e-12 * float(s[0]))
+    falls = floor[:-1] / floor[1:]
     last = int(falls.argmax())
     return last + 1 if float(falls[last]) > FALL else None
 
@@ -117,23 +123,22 @@ def rank_one_combinations(E: Tensor) -> Tensor | None:
 
 
 def minors_gram(E: Tensor) -> Tensor:
-    """(N, N), N = h (h + 1) / 2: Gram matrix of the 2 x 2 minors as functions of the upper half of q q^T."""
-    m, k, h = E.shape
+    """(N, N), N = h (h + 1) / 2: Gram matrix of the 2 x 2 minors as functions of the upper half of Q = q q^T.
+
+    No minor is formed. With T = E Q E^T they are T_ia,jb - T_ib,ja, and their squares add up to
+    (|Q|^2 - sum_ab <Q, C_ab Q C_ab>) / 2, C_ab = sum_i E_ia E_ib^T, since the columns of E are orthonormal.
+    """
+    _, k, h = E.shape
+    C = torch.einsum("iar,ibt->abrt", E, E).reshape(k * k, h, h)
     r, c = torch.triu_indices(h, h)
-    i, j = torch.triu_indices(m, m, 1)
-    a, b = torch.triu_indices(k, k, 1)
-    N = len(r)
-    G = E.new_zeros(N, N)
-    weight = torch.where(r == c, 0.5, 1.0).to(E)                    # an entry off the diagonal stands twice in q q^T
-    pairs, block = max(1, ROWS // len(a)), max(1, N // BLOCKS)
-    for first, second in zip(i.split(pairs), j.split(pairs), strict=True):
-        p, q = E[first], E[second]                                  # (pairs, k, h)
-        pa, pb, qa, qb = (t.flatten(0, 1) for t in (p[:, a], p[:, b], q[:, a], q[:, b]))
-        M = (pa[:, r] * qb[:, c] + pa[:, c] * qb[:, r] - pb[:, r] * qa[:, c] - pb[:, c] * qa[:, r]) * weight
-        for start in range(0, N, block):                            # of a symmetric matrix one half is enough
-            rows = slice(start, start + block)
-            G[rows, start:].addmm_(M[:, rows].T, M[:, start:])
-    return G.triu() + G.triu(1).T
+    times = torch.where(r == c, 1.0, 2.0).to(E)                     # that an entry of the upper half stands in Q
+    G = E.new_empty(len(r), len(r))
+    for i in range(h):
+        X = (C[:, i].T @ C.reshape(k * k, h * h)).reshape(h, h, h)  # (t, u, s): sum_ab C_ab[i, t] C_ab[u, s]
+        X = (X + X.transpose(0, 1))[r, c, i:]                       # (N, h - i)
+        G[r == i] = -0.25 * times[r == i, None] * times * X.T
+    G.diagonal().add_(0.5 * times)
+    return G
 
 
 def null_space(G: Tensor, count: int) -> Tensor | None:
@@ -184,11 +189,28 @@ def read_off(x: Tensor, y: Tensor, J: Tensor, p: Tensor, a: Tensor) -> OneHidden
     up = upright(x @ w.T, gates)
     w, a = w * up[:, None], a * up[:, None]
     A, on = a.T, gates.double()
-    explained = torch.einsum("ku,nu,ud->nkd", A, on, w)             # a unit that is on at every point would be missing
+    linear = always_on(J[0] - (A * on[0]) @ w, x, float(J[0].norm()))
+    if linear is None:
+        return None
+    v, level, B = linear                                            # (q, d), (q,), (k, q)
+    explained = torch.einsum("ku,nu,ud->nkd", A, on, w) + B @ v
     b, c = biases(x, y, A, on, explained, gates, w)
-    found = OneHidden(w, b, A, c, 0.0)
+    found = OneHidden(torch.cat([w, v]), torch.cat([b, level]), torch.cat([A, B], 1), c - B @ level, 0.0, len(v))
     residual = max(float((explained - J).norm() / J.norm()), float((found(x) - y).norm() / y.norm().clamp(min=1e-300)))
     return replace(found, residual=residual) if residual < WRONG else None
+
+
+def always_on(rest: Tensor, x: Tensor, size: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    """(v (q, d), their biases (q,), B (k, q)): units that stand for rest (k, d) = B v wherever points are like x, or
+    None where its rank leaves nothing to check gates by."""
+    U, s, V = torch.linalg.svd(rest, full_matrices=False)
+    q = int((s > WRONG * size).sum())
+    if q > max(0, len(rest) - 2):                                   # misread gates leave all ranks
+        return None
+    v = V[:q]
+    seen = x @ v.T                                                  # (n, q)
+    level = -seen.amin(0) + FAR * (seen.amax(0) - seen.amin(0))
+    return v, level, U[:, :q] * s[:q]
 
 
 def upright(seen: Tensor, gates: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ the student. Log-probabilities say nothing of what all logits have in common, so
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -25,22 +27,26 @@ def solved_student(pupil: Pupil, lesson: Lesson) -> OneHidden | None:
             or lesson.space not in ("logits", "log-probabilities") or pupil.ends == "log-odds" or k < 2 \
             or e.shape[1] != k or lesson.smoothing is not None:
         return None
-    if lesson.metric is not None:
-        if float(lesson.metric.min()) <= 0:
-            return None                                             # gradients of inputs that never vary were dropped
-        e = e / lesson.metric
+    live = torch.ones(lesson.x.shape[1], dtype=torch.bool)
+    if lesson.metric is not None:                                   # gradients of inputs that never vary were dropped
+        live = lesson.metric > 0
+        e = e[:, :, live] / lesson.metric[live]
+    x = lesson.x[:, live]
     e = torch.zeros_like(e).scatter_(1, of[:, :, None].expand_as(e), e)         # in the order of the outputs
     values = lesson.values
     back: Tensor | None = None
     if lesson.space == "log-probabilities":
         back = contrasts(k).to(values)                              # (k - 1, k)
         values, e = values @ back.T, back @ e
-    found = solve_one_hidden(lesson.x, values, e)
+    found = solve_one_hidden(x, values, e)
     if found is None:
         return None
     if back is not None:
-        found = OneHidden(found.W, found.b, back.T.double() @ found.A, back.T.double() @ found.c, found.residual)
+        found = replace(found, A=back.T.double() @ found.A, c=back.T.double() @ found.c)
         values = lesson.values - lesson.values.mean(1, keepdim=True)
+    W = found.W.new_zeros(len(found.W), len(live))
+    W[:, live] = found.W
+    found = replace(found, W=W)
     error = (found(lesson.x.double()) - values.double()).norm() / values.double().norm().clamp(min=1e-300)
     return found if float(error) < CHECKED and put(layers, found) else None
 
