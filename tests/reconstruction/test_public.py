@@ -230,4 +230,4 @@ def test_the_command_refuses_what_it_cannot_use(arguments: tuple[str, ...], says
                                                 monkeypatch: pytest.MonkeyPatch,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     assert command(monkeypatch, victim / "victim.safetensors", "--out", victim / "out", *arguments) == 2
-    assert says in " ".join(capsys.readouterr().err.split())
+    assert says in " ".join(capsys.readouterr().err.split()) and not (victim / "out").exists()

@@ -74,7 +74,7 @@ def command(
     json_out: JsonOut = None,
 ) -> None:
     from foldline.cli.reconstruct_known import known_of
-    from foldline.cli.reconstruct_public import separator_of, with_public_mean
+    from foldline.cli.reconstruct_public import check_public, separator_of, with_public_mean
     from foldline.cli.reconstruct_show import judged, show_evidence, write
     from foldline.errors import BadInput
 
@@ -100,6 +100,8 @@ def command(
     if module is None and (access == "weights" or method != "unmix"):
         raise BadInput(f"The weights of {target} are not in reach: " + (f"--method {method} needs them." if method !=
                        "unmix" else "choose another --access."))
+    if public is not None:
+        check_public(public, module)
     out.mkdir(parents=True, exist_ok=True)
     taught: dict[str, Any] = {}
     if public is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foldline.cli.common import progress, say
 from foldline.cli.reconstruct_known import Known
@@ -16,6 +16,17 @@ from foldline.randomness import Streams, generator
 from foldline.reconstruction.separator import Separator, load_separator, save_separator, train_separator
 
 FILE = "separator.safetensors"
+
+
+def check_public(public: str, module: nn.Module | None) -> None:
+    """What would fail after minutes of learning fails now."""
+    from foldline.reconstruction.weights import first_layer
+    from foldline.victims.datasets import NAMES
+    if public not in NAMES and not Path(public).is_file():
+        raise BadInput(f"--public is a file of images (.npy, .npz), what an earlier run kept (.safetensors) or one of "
+                       f"{', '.join(NAMES)}; there is no file {public}.")
+    if module is not None:
+        first_layer(module)
 
 
 def separator_of(public: str, known: Known, seed: int, out: Path) -> Separator:
@@ -42,9 +53,6 @@ def public_rows(public: str) -> tuple[Tensor, tuple[int, ...] | None]:
         source = load_dataset(public)
         return source.x_test, source.image_shape
     path = Path(public)
-    if not path.is_file():
-        raise BadInput(f"--public is a file of images (.npy, .npz), what an earlier run kept (.safetensors) or one of "
-                       f"{', '.join(NAMES)}; there is no file {public}.")
     arrays = read_arrays(path)
     if len(arrays) != 1:
         raise BadFile(f"{path} holds {', '.join(arrays)}; --public takes one array of images.")

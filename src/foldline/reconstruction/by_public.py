@@ -64,7 +64,8 @@ def by_public(found: Rows, raw: Tensor, gauge: Tensor | None, offset: Tensor, bo
     moved, fit = span.moved(torch.cat([open_, -open_]), ROUNDS)
     pinned = torch.zeros(len(moved), dtype=torch.bool)
     if box is not None and len(moved) and float(at_edge(moved).double().mean()) > FEW:
-        moved, pinned = snapped(moved, P, gauge)
+        if float(exact.double().mean()) > FEW:                      # else the span is too noisy for the box to speak
+            moved, pinned = snapped(moved, P, gauge)
         moved = moved.clamp(0, 1)
     images = torch.cat([known, moved])
     fit = torch.cat([span.moved(known, 1)[1] if len(known) else fit[:0], fit])
