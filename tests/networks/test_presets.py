@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,21 @@ from foldline.networks.presets import BUILDERS, Residual, build
 from foldline.randomness import generator
 
 SMALL = {"logistic": {}, "two-layer": {"width": 6}, "mlp": {"widths": (6, 5)}, "conv": {"width": 2},
-         "vgg11": {"width": 1}, "resnet18": {"width": 1}}
+         "vgg11": {"width": 1}, "resnet18": {"width": 1}, "unet": {"widths": (2, 3, 4)}}
+
+
+def outputs_of(name: str, shape: tuple[int, ...], wanted: int) -> int:
+    return math.prod(shape) if name == "unet" else wanted           # pictures out
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("shape", [(28, 28), (32, 32, 3)])
 def test_takes_rows_and_images_and_builds_again(name: str, shape: tuple[int, ...]) -> None:
-    net = build(name, input_shape=shape, outputs=3, rng=generator(0), **SMALL[name]).eval()
+    outputs = outputs_of(name, shape, 3)
+    net = build(name, input_shape=shape, outputs=outputs, rng=generator(0), **SMALL[name]).eval()
     x = torch.rand(2, *shape, generator=generator(1))
     y = net(x.flatten(1))
-    assert y.shape == (2, 3)
+    assert y.shape == (2, outputs)
     assert torch.equal(y, net(x))
     twin = build(net.preset["name"], **json.loads(json.dumps(net.preset["arguments"]))).eval()
     assert all(not p.any() for m in twin.modules() if isinstance(m, (nn.Linear, nn.Conv2d))
@@ -103,7 +109,8 @@ def test_convolutions_refuse_plain_vectors() -> None:
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
     for name in BUILDERS:
-        net = build(name, input_shape=(28, 28), outputs=2, rng=generator(0), **SMALL[name]).eval()
+        outputs = outputs_of(name, (28, 28), 2)
+        net = build(name, input_shape=(28, 28), outputs=outputs, rng=generator(0), **SMALL[name]).eval()
         fl.save(net, tmp_path / "net.safetensors")
         again = fl.load(tmp_path / "net.safetensors")
         x = torch.rand(3, 784, generator=generator(1))
@@ -124,3 +131,16 @@ def test_hes_start_keeps_the_signal_and_silences_residual_branches() -> None:
     assert all(not m.norm2.weight.any() and m.norm1.weight.all() for m in net.modules() if isinstance(m, Residual))
     with pytest.raises(BadInput, match="start"):
         build("conv", input_shape=(16, 16), start="xavier")
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (9, 13), (7, 6, 3), (3, 10, 10)])
+def test_a_u_net_answers_pictures_of_any_size_and_starts_as_the_identity_when_silent(shape: tuple[int, ...]) -> None:
+    net = build("unet", input_shape=shape, outputs=math.prod(shape), rng=generator(0), widths=(2, 3, 4))
+    x = torch.rand(5, math.prod(shape), generator=generator(1))
+    assert net(x).shape == x.shape and not torch.allclose(net(x), x)
+    net.silent()
+    assert torch.equal(net(x), x)
+    with pytest.raises(BadInput, match="outputs must be"):
+        build("unet", input_shape=shape, outputs=2)
+    with pytest.raises(BadInput, match="three positive widths"):
+        build("unet", input_shape=shape, outputs=math.prod(shape), widths=(2, 3))

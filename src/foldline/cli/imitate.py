@@ -253,6 +253,8 @@ def make_student(name: str, width: int | None, hidden: int | None, shape: tuple[
         if found is None:
             raise BadInput(f"{name} is not a torch module; a student has to be one.")
         return found
+    if name == "unet":
+        raise BadInput("A unet answers pictures, not classes; it is no student.")
     if hidden is not None and name in BUILDERS and name != "conv":
         raise BadInput(f"--hidden is for --student conv only (its dense layer); {name} has no such layer."
                        f"{'' if name == 'logistic' else ' Its size is set with --width.'}")
