@@ -35,7 +35,7 @@ MIXED = 100             # images in a mixture
 TAILS = 1.0             # of the coefficients: normal times the exponential of so many normals
 MOST = 1.2              # length of the other images' coefficients, against 1
 NOISE = 0.2             # at most, of a public pixel's deviation
-FEWEST = 500            # public images
+FEWEST = 200            # public images: fewer are learnt by heart, and `worth` would show it
 HELD_OUT = 0.1          # share of them that its worth is measured on
 
 
