@@ -104,7 +104,7 @@ def as_module(found: object) -> nn.Module:
     return Found()
 
 
-@pytest.mark.parametrize("why", ["two hidden layers", "too few points", "one output", "noise",
+@pytest.mark.parametrize("why", ["two hidden layers", "linear", "too few points", "one output", "noise",
                                  "constant", "not finite"])
 def test_other_answers_give_nothing(why: str) -> None:
     net = network()
@@ -112,6 +112,9 @@ def test_other_answers_give_nothing(why: str) -> None:
     if why == "two hidden layers":
         deep = nn.Sequential(nn.Linear(30, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 5)).double()
         x, y, J = asked(deep, points(24))
+    elif why == "linear":
+        x, y, J = asked(nn.Sequential(nn.Linear(30, 5)).double(), points(24))
+        J = J + 1e-7 * torch.randn(J.shape, generator=fl.generator(3), dtype=torch.float64)
     elif why == "too few points":
         x, y, J = x[:3], y[:3], J[:3]
     elif why == "one output":
@@ -136,6 +139,17 @@ def test_units_that_are_always_on_are_a_linear_map_near_the_points() -> None:
     z = points(500, seed=8)
     with torch.no_grad():
         assert torch.allclose(found(z), net(z), atol=1e-7)
+
+
+def test_units_with_the_same_gates_are_solved_near_the_points_and_said_or_not_at_all() -> None:
+    net = network()
+    with torch.no_grad():                                           # unit 1 folds where unit 0 does, but for a hair
+        net[0].weight[1] = 1.5 * net[0].weight[0] + 1e-4 * points(1, seed=4)[0]
+        net[0].bias[1] = net[0].bias[0] * 1.5
+    found = solve_one_hidden(*asked(net, points(24)))
+    assert found is None or (found.alike == 1 and "gates of another" in found.said())
+    clean = solve_one_hidden(*asked(network(), points(24)))
+    assert clean is not None and clean.alike == 0 and "gates of another" not in clean.said()
 
 
 def test_gates_that_cannot_be_read_are_not_papered_over() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 MOST_UNITS = 150        # the minors' matrix has h (h + 1) / 2 rows
 MOST_POINTS = 40        # more say nothing new, and cost their square
+LINEAR = 1e-5           # change of the Jacobian, relative, up to which it is rounding: a linear map
 FALL = 30.0             # of the spectrum behind the last unit: less is no rank
 ROUNDS = 2              # of inverse iteration: the gap is many decades
 SHIFT = 1e-12           # of the diagonal, so that a matrix with a null space has a Cholesky factor
@@ -43,10 +44,13 @@ class OneHidden:
     c: Tensor           # (k,)
     residual: float     # of explanations and of values, relative, the larger
     always_on: int = 0  # the last so many units stand for all that are on at every point: a linear map of that rank
+    alike: int = 0      # units with the gates of another at every point: how the two share their folds is not told
 
     def said(self) -> str:
         q = self.always_on
         rest = "" if not q else f" More are on at every point asked: near those they are a linear map of rank {q}."
+        if self.alike:
+            rest += f" {self.alike} have the gates of another at every point asked, so their folds may lie elsewhere."
         return (f"The target is one hidden layer, of which {len(self.b) - q} units were solved for: all that it "
                 f"answered agrees to {self.residual:.1g}.{rest} Units that are off at every point are missing.")
 
@@ -63,7 +67,7 @@ def solve_one_hidden(x: Tensor, y: Tensor, J: Tensor) -> OneHidden | None:
         return None
     change = (J[1:] - J[0]).flatten(0, 1)                           # ((n - 1) k, d)
     U, s, _ = torch.linalg.svd(change, full_matrices=False)
-    h = rank_of(s)
+    h = rank_of(s) if float(s[0]) > LINEAR * float(J[0].norm()) else None
     minors = (n - 1) * (n - 2) // 2 * (k * (k - 1) // 2)
     if h is None or not 1 <= h <= MOST_UNITS or minors < h * (h - 1) // 2:
         return None
@@ -110,7 +114,10 @@ def rank_one_combinations(E: Tensor) -> Tensor | None:
     rng = torch.Generator().manual_seed(0)                          # any combination does: nothing depends on which
     for _ in range(DRAWS):
         one, two = (symmetric(null @ torch.randn(h, generator=rng, dtype=null.dtype)) for _ in range(2))
-        values, vectors = torch.linalg.eig(torch.linalg.solve(two, one, left=False))
+        shared, singular = torch.linalg.solve_ex(two, one, left=False)
+        if int(singular) or not bool(shared.isfinite().all()):
+            continue
+        values, vectors = torch.linalg.eig(shared)
         Q = polished(E, vectors.real)
         second = torch.linalg.svdvals((E.flatten(0, 1) @ Q).T.reshape(h, *E.shape[:2]))
         worst = float((second[:, 1] / second[:, 0].clamp(min=1e-300)).max())
@@ -144,7 +151,9 @@ def minors_gram(E: Tensor) -> Tensor:
 def null_space(G: Tensor, count: int) -> Tensor | None:
     """(N, count): the eigenvectors of the smallest eigenvalues, by inverse iteration with one Cholesky factor."""
     N = len(G)
-    factor, failed = torch.linalg.cholesky_ex(G + SHIFT * float(G.diagonal().mean()) * torch.eye(N, dtype=G.dtype))
+    shifted = G.clone()
+    shifted.diagonal().add_(SHIFT * float(G.diagonal().mean()))
+    factor, failed = torch.linalg.cholesky_ex(shifted)
     if bool(failed):
         return None
     rng = torch.Generator().manual_seed(0)
@@ -195,7 +204,8 @@ def read_off(x: Tensor, y: Tensor, J: Tensor, p: Tensor, a: Tensor) -> OneHidden
     v, level, B = linear                                            # (q, d), (q,), (k, q)
     explained = torch.einsum("ku,nu,ud->nkd", A, on, w) + B @ v
     b, c = biases(x, y, A, on, explained, gates, w)
-    found = OneHidden(torch.cat([w, v]), torch.cat([b, level]), torch.cat([A, B], 1), c - B @ level, 0.0, len(v))
+    found = OneHidden(torch.cat([w, v]), torch.cat([b, level]), torch.cat([A, B], 1), c - B @ level, 0.0, len(v),
+                      h - len(p.unique(dim=0)))
     residual = max(float((explained - J).norm() / J.norm()), float((found(x) - y).norm() / y.norm().clamp(min=1e-300)))
     return replace(found, residual=residual) if residual < WRONG else None
 
