@@ -178,6 +178,8 @@ def test_a_separator_of_other_pictures_is_refused() -> None:
         fl.reconstruct(network, rng=fl.generator(0), image_shape=MNIST, mean=mean, public=taught())
     with pytest.raises(BadInput, match="train_separator"):
         fl.reconstruct(network, rng=fl.generator(0), image_shape=MNIST, mean=mean, public=mean)
+    with pytest.raises(BadInput, match="method='unmix'"):
+        fl.reconstruct(network, rng=fl.generator(0), image_shape=MNIST, mean=mean, method="kkt", public=taught())
 
 
 @pytest.fixture

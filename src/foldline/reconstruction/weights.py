@@ -51,6 +51,8 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     other pictures of the kind teach (separator.py).
     """
     if method != "unmix":
+        if public is not None:
+            raise BadInput(f"public= belongs to method='unmix'; method={method!r} does not use it.")
         from foldline.reconstruction.published import reconstruct_published
         return reconstruct_published(network, method=method, rng=rng, image_shape=image_shape, mean=mean, box=box,
                                      progress=progress, **settings)
