@@ -55,6 +55,17 @@ def test_out_of_budget_the_best_so_far_is_unmixed_and_said_to_be() -> None:
     assert not found.certificate.n_is_exact
 
 
+def test_what_the_box_pins_in_an_incomplete_span_is_not_confirmed() -> None:
+    x, _ = mnist(12)
+    span = fl.recover_span(fl.gradient_oracle(network_of(mixture(x - x.mean(0)))), rng=fl.generator(0))
+    whole, part = (fl.reconstruct_from_span(dataclasses.replace(span, status=status), rng=fl.generator(1),
+                                            image_shape=MNIST, mean=x.mean(0))
+                   for status in (span.status, Status("folds", ".")))
+    assert whole.certificate.exact >= 6 and int(part.evidence["pinned"].sum()) >= 6
+    assert part.certificate.exact == 0 == int(part.evidence["exact"].sum())
+    assert "incomplete (folds)" in " ".join(part.status.notes) and "none of them" in " ".join(part.status.notes)
+
+
 def constant(d: int = 784) -> nn.Sequential:
     network = network_of(torch.zeros(5, d + 1, dtype=torch.float64))
     return network

@@ -238,6 +238,6 @@ def leave(found: ReconstructionResult, span: SpanResult | None) -> None:
     leak = found.certificate
     if found.provenance.parameters.get("method", "unmix") == "unmix" and found.provenance.method != "invert" \
             and not leak.n_is_exact and leak.exact == 0:
-        say("[yellow]No image is confirmed[/]: the spectrum has no gap, and no candidate lies on the edge of the pixel "
-            "box. These may be mixtures or prototypes.")
+        say("[yellow]No image is confirmed[/]: neither a gap in the spectrum nor the edge of the pixel box bears "
+            "them out. These may be mixtures or prototypes.")
     finish(status)

@@ -6,13 +6,15 @@ Cost: what recover_span asked, about n + 20 explanations.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from foldline.errors import BadInput
 from foldline.images import low_frequencies, size_of
 from foldline.randomness import Streams
-from foldline.reconstruction.basis import rows_in
+from foldline.reconstruction.basis import Rows, rows_in
 from foldline.reconstruction.by_public import by_public_without_bias
 from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.noise_edge import NEAR, SHORTEST_TAIL
@@ -55,6 +57,9 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
                     progress=progress)
     if public is not None:
         found = by_public_without_bias(found, B, offset, centred, box, public, progress=progress)
+    pinned = found.exact
+    if not span.status.ok:
+        found = unconfirmed(found)
     notes += found.notes
     samples, weights, evidence = best_first(found.rows, found.weights, found.evidence)
     certificate = Leak(rank=len(B), noise_edge=span.noise_floor, gap=gap, exact=found.exact,
@@ -64,7 +69,8 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
         notes.append(f"Gradients were asked for within {asked} of {d} directions: what lies outside is missing from "
                      f"the images.")
     if not span.status.ok:
-        notes.append(f"The span itself is incomplete ({span.status.code}).")
+        notes.append(f"The span itself is incomplete ({span.status.code}): the pixel box pins {pinned} images in it, "
+                     f"which may lack what the span lacks, so none of them counts as confirmed.")
     said = f"{len(B)} directions from {span.queries} queries; {found.exact} images were confirmed by the pixel box."
     above = offset - box[0] if centred and box is not None else None
     outcome = start_in_span(B, shape, above) or Status("ok", said)
@@ -84,6 +90,15 @@ def where_to_look(image_shape: tuple[int, ...] | None) -> Tensor | None:
     if image_shape is None or size_of(image_shape)[2] == 1:
         return None
     return low_frequencies(image_shape, SMOOTH)
+
+
+def unconfirmed(found: Rows) -> Rows:
+    """What the box pins in a span that lacks directions is as sparse as an image, and may still be only a part of one.
+
+    MNIST, n = 20, labels alone, three seeds: of 23 such images 15 are within NCC 0.99 of a training image.
+    """
+    exact = found.evidence["exact"]
+    return replace(found, exact=0, evidence={**found.evidence, "exact": torch.zeros_like(exact), "pinned": exact})
 
 
 def ends(s: Tensor, r: int, gap: float) -> bool:
