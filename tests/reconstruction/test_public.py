@@ -225,6 +225,38 @@ def test_the_command_learns_once_and_takes_up_what_it_kept(victim: Path, monkeyp
     assert "public images takes its place" in capsys.readouterr().err
 
 
+def test_the_command_draws_strokes_at_the_size_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    from foldline.cli import reconstruct_public
+
+    def shorter(*arguments: Any, **options: Any) -> Separator:
+        return train_separator(*arguments, **options, steps=2, widths=(4, 4, 4))
+
+    monkeypatch.setattr(reconstruct_public, "train_separator", shorter)
+    monkeypatch.setattr(reconstruct_public, "DRAWN", 300)
+    x = digits()[0]
+    fl.save(network_of(mixture(x - x.mean(0), 60)), tmp_path / "v.safetensors")
+    asked = (tmp_path / "v.safetensors", "--out", tmp_path / "out", "--public")
+    assert command(monkeypatch, *asked, "strokes") == 2 and "--image-shape" in capsys.readouterr().err
+    assert command(monkeypatch, *asked, "strokes", "--image-shape", "8x8") == 0
+    assert "300 drawings of pen strokes taught" in capsys.readouterr().err
+    assert load_separator(tmp_path / "out" / "separator.safetensors").drawn
+
+
+def test_the_command_can_do_without_strokes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = mnist(30)
+    mean = x.mean(0)
+    fl.save(network_of(mixture(x - mean, 100, noise=0.1)), tmp_path / "v.safetensors")
+    np.save(tmp_path / "mean.npy", mean.numpy())
+    said = {}
+    for public in ("none", "strokes", None):
+        more = () if public is None else ("--public", public)
+        assert command(monkeypatch, tmp_path / "v.safetensors", "--out", tmp_path / "out", "--image-shape", "28x28",
+                       "--mean", tmp_path / "mean.npy", "--json", tmp_path / "r.json", *more) == 0
+        said[public] = " ".join(json.loads((tmp_path / "r.json").read_text())["status"]["notes"])
+    assert "pen strokes" not in said["none"] and "pen strokes" in said["strokes"] and "pen strokes" in said[None]
+
+
 @pytest.mark.parametrize(("arguments", "says"), [
     (("--public", "nothing.npy"), "there is no file nothing.npy"),
     (("--public", "digits", "--method", "kkt"), "belongs to --method unmix")])

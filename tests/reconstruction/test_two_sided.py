@@ -110,7 +110,8 @@ def test_a_trained_network_without_a_known_box(monkeypatch: pytest.MonkeyPatch) 
     v = trained()
 
     def median() -> tuple[float, bool]:
-        found = fl.reconstruct(v.module, rng=fl.generator(1), image_shape=MNIST, mean=v.mean, box=None)
+        found = fl.reconstruct(v.module, rng=fl.generator(1), image_shape=MNIST, mean=v.mean, box=None,
+                               public=False)
         score = fl.score_reconstruction(found.samples + v.mean, v.data.x, v.data.x_unseen, image_shape=MNIST)
         assert ("residual" in found.evidence) == any("bear the images out" in note for note in found.status.notes)
         return float(score.ncc.median()), "residual" in found.evidence

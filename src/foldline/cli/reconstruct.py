@@ -58,8 +58,9 @@ def command(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the pictures and the npz "
                                       "go.")] = Path("reconstruction"),
     public: Annotated[str | None, typer.Option("--public", metavar="FILE|NAME", help="Other pictures of the kind: rows "
-                                               "(.npy, .npz), a data set whose test images are used, or what an "
-                                               "earlier run kept (.safetensors).")] = None,
+                                               "(.npy, .npz), a data set whose test images are used, what an earlier "
+                                               "run kept (.safetensors), or strokes; default: pen strokes at 28x28, "
+                                               "where rows look drawn; none: nothing.")] = None,
     output: Annotated[int, typer.Option("--output", min=0, help="Whose gradient is asked.")] = 0,
     samples: Annotated[int, typer.Option("--samples", min=1, help="SmoothGrad's draws.")] = 10,
     preset: Annotated[str | None, typer.Option("--preset", help="kkt: mnist-a, mnist-b, cifar10-a or "
@@ -74,7 +75,7 @@ def command(
     json_out: JsonOut = None,
 ) -> None:
     from foldline.cli.reconstruct_known import known_of
-    from foldline.cli.reconstruct_public import check_public, separator_of, with_public_mean
+    from foldline.cli.reconstruct_public import NOTHING, check_public, separator_of, with_public_mean
     from foldline.cli.reconstruct_show import judged, show_evidence, write
     from foldline.errors import BadInput
 
@@ -104,7 +105,9 @@ def command(
         check_public(public, module)
     out.mkdir(parents=True, exist_ok=True)
     taught: dict[str, Any] = {}
-    if public is not None:
+    if public == NOTHING:
+        taught = {"public": False}
+    elif public is not None:
         separator = separator_of(public, known, seed, out)
         known, taught = with_public_mean(known, separator), {"public": separator}
     span: SpanResult | None = None

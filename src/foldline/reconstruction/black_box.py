@@ -7,6 +7,7 @@ Cost: what recover_span asked, about n + 20 explanations.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +21,9 @@ from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.noise_edge import NEAR, SHORTEST_TAIL
 from foldline.reconstruction.peel import ROUNDS
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
-from foldline.reconstruction.separator import Separator, check_separator
+from foldline.reconstruction.separator import Separator
 from foldline.reconstruction.start_left import start_in_span
+from foldline.reconstruction.strokes import prior_for
 from foldline.reconstruction.weights import CONDENSED, Mean, checked_mean, checked_shape
 from foldline.results import Progress, Provenance, Status, silent
 from foldline.span.rank import ROUGH_GAP
@@ -32,7 +34,8 @@ SMOOTH = 0.5            # share of the frequencies of a colour picture
 
 def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape: tuple[int, ...] | None = None,
                           mean: Mean = None, box: tuple[float, float] | None = (0.0, 1.0),
-                          features: Features | None = None, rounds: int = ROUNDS, public: Separator | None = None,
+                          features: Features | None = None, rounds: int = ROUNDS,
+                          public: Separator | Literal[False] | None = None,
                           progress: Progress = silent) -> ReconstructionResult:
     """Training rows from what recover_span(_from_labels) returned; mean, box, public: as in reconstruct."""
     streams = Streams(rng)
@@ -41,7 +44,7 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
         raise BadInput("span.basis must be a finite matrix of orthonormal rows.")
     d = B.shape[1]
     shape, notes = checked_shape(image_shape, d, B)
-    check_separator(public, shape)
+    prior = prior_for(False if public is None and features is not None else public, shape)
     offset, centred = checked_mean(mean, d)
     provenance = Provenance("reconstruct_from_span", streams.seed,
                             {"image_shape": shape, "mean": mean is not None, "box": box, "rounds": rounds,
@@ -55,8 +58,8 @@ def reconstruct_from_span(span: SpanResult, *, rng: torch.Generator, image_shape
             singular_values=span.singular_values, image_shape=shape)
     found = rows_in(B, offset, centred, box, features or features_for(shape), streams=streams, rounds=rounds,
                     progress=progress)
-    if public is not None:
-        found = by_public_without_bias(found, B, offset, centred, box, public, progress=progress)
+    if prior is not None:
+        found = by_public_without_bias(found, B, offset, centred, box, prior, progress=progress)
     pinned = found.exact
     if not span.status.ok:
         found = unconfirmed(found)

@@ -22,25 +22,32 @@ from torch.nn import functional as F
 
 from foldline.reconstruction.basis import Rows, with_mean
 from foldline.reconstruction.peel import centred, ncc, orthonormal
-from foldline.reconstruction.separator import Separator, standardised
+from foldline.reconstruction.separator import CHUNK, Separator, left_alone, standardised
 from foldline.reconstruction.snap import BELOW, outside, scaled, snap
 from foldline.reconstruction.starts import FEW, at_edge
+from foldline.reconstruction.strokes import look_drawn
 from foldline.results import Progress
 
 ROUNDS = 10
-CHUNK = 256             # pictures in one pass
 SAME = 0.95             # two candidates closer than this are one
 ALIKE = 0.9             # a snapped image must still look like its candidate
 WORTHWHILE = 0.4        # of the error taken away: 0.84 MNIST, 0.5 digits of 8 x 8 help; 0.2, CIFAR-10, loses images
+ALONE = 0.95            # cosine with the separator's picture of it from which on an image may stay where it is
+SETTLED = 0.9           # share of exact images from which on nothing is done to the rest unasked
 DOUBTED = 0.9           # fit from which on something of a candidate is believed
 
 
 def by_public_without_bias(found: Rows, B: Tensor, mean: Tensor, known: bool, box: tuple[float, float] | None,
                            separator: Separator, *, progress: Progress) -> Rows:
     """The same where the span is that of x - mean alone: B (r, d), the mean known or not, as in basis.py."""
+    if not known and separator.unasked:
+        return noted(found, "If these are handwriting, the mean would help: give it as mean=, and what foldline knows "
+                     "of pen strokes can be used.")
     if not known:
         return noted(found, "The public images were not used: what they teach is of raw pixels, and the mean is not "
                      "known; their own is near to it, so give that as mean=.")
+    if separator.unasked and float(mean.std()) < 1e-6 * float(mean.abs().max()):
+        return found                                                # nothing fixes the sign and contrast of a row
     raw, gauge = with_mean(B, mean - (box[0] if box else 0.0), known)
     return by_public(found, raw, gauge, mean, box, separator, progress=progress)
 
@@ -57,8 +64,13 @@ def by_public(found: Rows, raw: Tensor, gauge: Tensor | None, offset: Tensor, bo
     if separator.worth < WORTHWHILE:
         return noted(found, f"The public images were not used: what they teach takes only {separator.worth:.0%} of the "
                      f"error away from mixtures of such pictures, and below {WORTHWHILE:.0%} more is lost than found.")
-    progress("asking what public images teach", {"candidates": float(len(found.rows))})
     candidates, exact = (found.rows - zero) / scale, found.evidence["exact"] > 0
+    if separator.unasked and (float(exact.double().mean()) > SETTLED or "residual" in found.evidence):
+        return found                                                # the box or the network bears the images out
+    if separator.unasked and not look_drawn(candidates, separator):
+        return noted(found, "Pictures of this size may be handwriting, but what was found does not look drawn with a "
+                     "pen, so what foldline knows of pen strokes was not used.")
+    progress(f"asking what {taught_by(separator)} teach", {"candidates": float(len(found.rows))})
     span = Span(P, gauge, separator)
     known, open_ = candidates[exact], candidates[~exact]
     moved, fit = span.moved(torch.cat([open_, -open_]), ROUNDS)
@@ -67,17 +79,24 @@ def by_public(found: Rows, raw: Tensor, gauge: Tensor | None, offset: Tensor, bo
         if float(exact.double().mean()) > FEW:                      # else the span is too noisy for the box to speak
             moved, pinned = snapped(moved, P, gauge)
         moved = moved.clamp(0, 1)
-    images = torch.cat([known, moved])
-    fit = torch.cat([span.moved(known, 1)[1] if len(known) else fit[:0], fit])
-    sure = torch.cat([torch.ones(len(known), dtype=torch.bool), pinned])
-    kept = first_of_each(images, sure.double() + fit)
+    # Where an image and what it was moved to differ both are kept; where they are one, the one that looks more alone.
+    single = open_[left_alone(separator, open_) > ALONE]
+    single = single.clamp(0, 1) if box is not None else single
+    images = torch.cat([known, moved, single])
+    fit = torch.cat([span.moved(known, 1)[1], fit, span.moved(single, 1)[1]])
+    sure = torch.cat([torch.ones(len(known), dtype=torch.bool), pinned, torch.zeros(len(single), dtype=torch.bool)])
+    kept = first_of_each(images, sure.double() + left_alone(separator, images))
     images, fit, sure = images[kept], fit[kept], sure[kept]
     soft = ((fit - DOUBTED) / (1 - DOUBTED)).clamp(0, 1)
     evidence = {"exact": sure.double(), "violation": outside(images), "fit": fit}
     weights = torch.where(sure, 0.9 + 0.1 * soft, 0.9 * soft)
     return noted(Rows(zero + scale * images, weights, evidence, int(sure.sum()), found.n, found.notes),
-                 f"{len(open_)} candidates were moved by what public images of the kind teach; there may be more of "
-                 f"them than training rows, and `fit` says how far each is one picture.")
+                 f"{len(open_)} candidates were moved by what {taught_by(separator)} teach; there may be more of them "
+                 f"than training rows, and `fit` says how far each is one picture.")
+
+
+def taught_by(separator: Separator) -> str:
+    return "pen strokes drawn by a program" if separator.drawn else "public images of the kind"
 
 
 def noted(rows: Rows, note: str) -> Rows:

@@ -36,6 +36,7 @@ TAILS = 1.0             # of the coefficients: normal times the exponential of s
 MOST = 1.2              # length of the other images' coefficients, against 1
 NOISE = 0.2             # at most, of a public pixel's deviation
 FEWEST = 200            # public images: fewer are learnt by heart, and `worth` would show it
+CHUNK = 256             # pictures in one pass
 HELD_OUT = 0.1          # share of them that its worth is measured on
 
 
@@ -45,11 +46,14 @@ class Separator:
     image_shape: tuple[int, ...]
     mean: Tensor                # (d,) of the public images
     worth: float                # share of the squared error that it takes away from mixtures of held-out images
+    drawn: bool = False         # taught by pen strokes (strokes.py)
+    unasked: bool = False       # nobody said that the rows are of this kind: they have to look so
 
 
 def train_separator(public: Tensor, image_shape: tuple[int, ...], *, rng: torch.Generator, steps: int = STEPS,
-                    widths: tuple[int, int, int] = (32, 64, 96), progress: Progress = silent) -> Separator:
-    """public (n, d): raw pixels of other pictures of the kind that the training images are of."""
+                    widths: tuple[int, int, int] = (32, 64, 96), drawn: bool = False,
+                    progress: Progress = silent) -> Separator:
+    """public (n, d): raw pixels of other pictures of the kind that the training images are of; drawn: by strokes.py."""
     d = math.prod(image_shape)
     if public.ndim != 2 or public.shape[1] != d:
         raise BadInput(f"Public images must be rows of {d} numbers for the shape {tuple(image_shape)}, not "
@@ -82,7 +86,7 @@ def train_separator(public: Tensor, image_shape: tuple[int, ...], *, rng: torch.
                                                      "error": float(loss.detach())})
     network.eval().requires_grad_(False)
     return Separator(network, tuple(image_shape), public.double().mean(0),
-                     worth_of(network, held, noise, streams("worth")))
+                     worth_of(network, held, noise, streams("worth")), drawn)
 
 
 def mixtures(rows: Tensor, count: int, noise: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -115,6 +119,14 @@ def worth_of(network: nn.Module, held: Tensor, noise: float, rng: torch.Generato
     return 1 - after / max(before, 1e-12)
 
 
+def left_alone(separator: Separator, rows: Tensor) -> Tensor:
+    """(m,) cosine of each row with what the separator makes of it: near 1 where it sees one picture alone."""
+    x = standardised(rows.float())
+    with torch.no_grad():
+        parts = [standardised(separator.network(part)) for part in x.split(CHUNK)]
+    return F.cosine_similarity(x, torch.cat(parts), dim=1).double() if parts else x.new_zeros(0).double()
+
+
 def check_separator(separator: Separator | None, image_shape: tuple[int, ...] | None) -> None:
     """A sentence where it is for other pictures than these."""
     if separator is None:
@@ -127,7 +139,8 @@ def check_separator(separator: Separator | None, image_shape: tuple[int, ...] | 
 
 
 def save_separator(separator: Separator, path: str | Path) -> None:
-    save(separator.network, path, extra={"separator": {"mean": separator.mean.tolist(), "worth": separator.worth}})
+    save(separator.network, path, extra={"separator": {"mean": separator.mean.tolist(), "worth": separator.worth,
+                                                       "drawn": separator.drawn}})
 
 
 def load_separator(path: str | Path) -> Separator:
@@ -136,4 +149,5 @@ def load_separator(path: str | Path) -> Separator:
     if not isinstance(kept, dict) or shape is None:
         raise BadFile(f"{path} is a network, but not a separator that foldline kept.")
     mean = torch.tensor(kept["mean"], dtype=torch.float64)
-    return Separator(network.requires_grad_(False), tuple(shape), mean, float(kept["worth"]))
+    return Separator(network.requires_grad_(False), tuple(shape), mean, float(kept["worth"]),
+                     bool(kept.get("drawn", False)))

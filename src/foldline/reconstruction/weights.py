@@ -30,8 +30,9 @@ from foldline.reconstruction.layer import rows_with_bias
 from foldline.reconstruction.noise_edge import Edge, noise_edge
 from foldline.reconstruction.peel import ROUNDS
 from foldline.reconstruction.result import Leak, ReconstructionResult, best_first, nothing
-from foldline.reconstruction.separator import Separator, check_separator
+from foldline.reconstruction.separator import Separator
 from foldline.reconstruction.start_left import start_in_weights
+from foldline.reconstruction.strokes import prior_for
 from foldline.reconstruction.two_sided import signal_of
 from foldline.results import Progress, Provenance, Status, silent
 
@@ -43,15 +44,17 @@ Mean = Tensor | float | None
 def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[int, ...] | None = None,
                 mean: Mean = None, box: tuple[float, float] | None = (0.0, 1.0), features: Features | None = None,
                 method: Literal["unmix", "kkt", "atoms"] = "unmix", rounds: int = ROUNDS,
-                public: Separator | None = None, progress: Progress = silent, **settings: Any) -> ReconstructionResult:
+                public: Separator | Literal[False] | None = None, progress: Progress = silent,
+                **settings: Any) -> ReconstructionResult:
     """Training rows of `network`, best first, in its input coordinates.
 
     mean: what was subtracted from raw pixels before they entered the network (a row, a number, or None: nothing
     known). box: where raw pixels lie; None: unknown, so nothing is snapped. features: see features.py. public: what
-    other pictures of the kind teach (separator.py).
+    other pictures of the kind teach (separator.py); None: pen strokes where the rows look drawn (strokes.py); False:
+    neither.
     """
     if method != "unmix":
-        if public is not None:
+        if public not in (None, False):
             raise BadInput(f"public= belongs to method='unmix'; method={method!r} does not use it.")
         from foldline.reconstruction.published import reconstruct_published
         return reconstruct_published(network, method=method, rng=rng, image_shape=image_shape, mean=mean, box=box,
@@ -62,13 +65,13 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     A, undo = first_layer(network)                                   # (h, d + 1)
     d = A.shape[1] - 1
     shape, notes = checked_shape(image_shape, d, A[:, :-1])
-    check_separator(public, shape)
+    prior = prior_for(False if public is None and features is not None else public, shape)
     offset, centred = checked_mean(mean, d)
     edge, V = noise_edge(A)
     found, status = None, nothing_leaks(edge, A)
     if status is None:
         found = rows_of_span(network, V[:edge.rank], A, offset, centred, box, features or features_for(shape),
-                             streams=streams, rounds=rounds, public=public, progress=progress)
+                             streams=streams, rounds=rounds, prior=prior, progress=progress)
         status = status_of(edge, found.exact, [*notes, *found.notes], A)
     remains = start_in_weights(edge, *A.shape)
     if remains is not None and features is None and (found is None or found.exact == 0):
@@ -89,17 +92,17 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
 
 def rows_of_span(network: nn.Module, B: Tensor, A: Tensor, offset: Tensor, centred: bool,
                  box: tuple[float, float] | None, features: Features, *, streams: Streams, rounds: int,
-                 public: Separator | None, progress: Progress) -> Rows:
+                 prior: Separator | None, progress: Progress) -> Rows:
     """Training rows from a basis B (r, d + 1) of the span that A (h, d + 1) = [W, b] shows."""
     if float(B[:, -1].norm()) > 1e-6:
         found = rows_with_bias(B, A, offset, centred, box, features, signal=signal_of(network), streams=streams,
                                rounds=rounds, progress=progress)
         low = box[0] if box else 0.0
         raw, gauge = B[:, :-1] + B[:, -1:] * (offset - low), B[:, -1]
-        return found if public is None else by_public(found, raw, gauge, offset, box, public, progress=progress)
+        return found if prior is None else by_public(found, raw, gauge, offset, box, prior, progress=progress)
     found = rows_in(B[:, :-1], offset, centred, box, features, streams=streams, rounds=rounds, progress=progress)
-    return found if public is None else by_public_without_bias(found, B[:, :-1], offset, centred, box, public,
-                                                               progress=progress)
+    return found if prior is None else by_public_without_bias(found, B[:, :-1], offset, centred, box, prior,
+                                                              progress=progress)
 
 
 def first_layer(network: nn.Module) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
