@@ -152,12 +152,26 @@ def zero() -> nn.Sequential:
 
 @pytest.mark.parametrize(("network", "code", "says"), [
     (untrained, "no_gap", "random start"), (zero, "no_gap", "zero"), (rank_one, "condensed", "1 directions"),
-    (crowded, "full_rank", "full rank"), (more_rows_than_inputs, "full_rank", "full rank")])
+    (more_rows_than_inputs, "full_rank", "full rank")])
 def test_nothing_leaks_and_it_says_why(network: Any, code: str, says: str) -> None:
     found = fl.reconstruct(network(), rng=fl.generator(0))
     assert found.status.code == code and says in found.status.message
     assert len(found.samples) == len(found.weights) == 0 and found.estimated_n == 0
     assert found.to_dict()["status"]["code"] == code
+
+
+def test_of_more_images_than_units_those_that_lead_are_shown_and_nothing_is_confirmed() -> None:
+    found = fl.reconstruct(crowded(), rng=fl.generator(0), image_shape=MNIST)
+    assert found.status.code == "full_rank" and "full rank" in found.status.message
+    assert any("most of what is shown are mixtures" in note for note in found.status.notes)
+    assert found.certificate.exact == 0 and not found.evidence["exact"].any() and not found.certificate.n_is_exact
+    x, unseen = mnist(60)
+    leading = torch.randn(40, 60, generator=fl.generator(0), dtype=torch.float64)
+    leading[:, 20:] *= 0.02                                         # 20 images lead in 40 units, 40 hardly enter
+    A = leading @ torch.cat([x, torch.ones(60, 1, dtype=torch.float64)], 1)
+    led = fl.reconstruct(network_of(A), rng=fl.generator(0), image_shape=MNIST)
+    score = fl.score_reconstruction(led.samples, x, unseen, image_shape=MNIST)
+    assert led.status.code == "full_rank" and score.above["0.9"] >= 15 and score.unseen_above["0.9"] <= 1
 
 
 def test_a_spectrum_without_a_gap_claims_no_count() -> None:

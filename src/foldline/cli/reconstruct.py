@@ -40,6 +40,7 @@ The published attack and its search for settings, for comparison:
 ACCESS = ("weights", "gradients", "smoothgrad", "values", "labels")
 METHODS = ("unmix", "kkt", "atoms", "invert")
 LEAKS_NOTHING = ("no_gap", "full_rank", "condensed")
+MUCH = {"start_remains": "Hardly anything leaks", "faint": "Blurred images leak", "full_rank": "Single images may leak"}
 
 
 def command(
@@ -229,13 +230,13 @@ def leave(found: ReconstructionResult, span: SpanResult | None) -> None:
     status = found.status
     if span is not None and span.status.code == "budget":
         finish(Status("budget", f"{span.status.message} {status.message}", status.notes))
-    if status.code in LEAKS_NOTHING:
+    if status.code in LEAKS_NOTHING and len(found.samples) == 0:
         text = " ".join((status.message, *status.notes))
         say(f"[green]Nothing leaks this way[/] ({status.code}): {text}", markup_safe=text)
         return
-    if status.code in ("start_remains", "faint"):
+    if status.code in MUCH:
         text = " ".join((status.message, *status.notes))
-        much = "Hardly anything leaks" if status.code == "start_remains" else "Blurred images leak"
+        much = MUCH[status.code]
         say(f"[yellow]{much} this way[/] ({status.code}): {text}", markup_safe=text)
         return
     leak = found.certificate

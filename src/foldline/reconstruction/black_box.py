@@ -6,7 +6,6 @@ Cost: what recover_span asked, about n + 20 explanations.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from foldline.errors import BadInput
 from foldline.images import low_frequencies, size_of
 from foldline.randomness import Streams
-from foldline.reconstruction.basis import Rows, rows_in
+from foldline.reconstruction.basis import rows_in, unconfirmed
 from foldline.reconstruction.by_public import by_public_without_bias
 from foldline.reconstruction.features import Features, features_for
 from foldline.reconstruction.noise_edge import NEAR, SHORTEST_TAIL
@@ -93,15 +92,6 @@ def where_to_look(image_shape: tuple[int, ...] | None) -> Tensor | None:
     if image_shape is None or size_of(image_shape)[2] == 1:
         return None
     return low_frequencies(image_shape, SMOOTH)
-
-
-def unconfirmed(found: Rows) -> Rows:
-    """What the box pins in a span that lacks directions is as sparse as an image, and may still be only a part of one.
-
-    MNIST, n = 20, labels alone, three seeds: of 23 such images 15 are within NCC 0.99 of a training image.
-    """
-    exact = found.evidence["exact"]
-    return replace(found, exact=0, evidence={**found.evidence, "exact": torch.zeros_like(exact), "pinned": exact})
 
 
 def ends(s: Tensor, r: int, gap: float) -> bool:

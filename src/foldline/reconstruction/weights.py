@@ -22,7 +22,7 @@ from foldline.errors import BadInput, Refused
 from foldline.images import guessed_shape
 from foldline.networks.one_hidden import Network
 from foldline.randomness import Streams
-from foldline.reconstruction.basis import Rows, rows_in
+from foldline.reconstruction.basis import Rows, rows_in, unconfirmed
 from foldline.reconstruction.by_public import by_public, by_public_without_bias
 from foldline.reconstruction.faint import rows_under_start
 from foldline.reconstruction.features import Features, features_for
@@ -36,6 +36,8 @@ from foldline.reconstruction.strokes import prior_for
 from foldline.reconstruction.two_sided import signal_of
 from foldline.results import Progress, Provenance, Status, silent
 
+MORE_THAN_UNITS = ("All directions that there are were unmixed: of more training points than units a few may lead in "
+                   "one, but most of what is shown are mixtures, and nothing confirms an image.")
 CONDENSED = 3           # a span of so few directions holds prototypes, not samples
 
 Mean = Tensor | float | None
@@ -69,10 +71,13 @@ def reconstruct(network: nn.Module, *, rng: torch.Generator, image_shape: tuple[
     offset, centred = checked_mean(mean, d)
     edge, V = noise_edge(A)
     found, status = None, nothing_leaks(edge, A)
-    if status is None:
+    more_than_units = status is not None and status.code == "full_rank" and len(A) < live_inputs(A)
+    if status is None or more_than_units:
         found = rows_of_span(network, V[:edge.rank], A, offset, centred, box, features or features_for(shape),
                              streams=streams, rounds=rounds, prior=prior, progress=progress)
-        status = status_of(edge, found.exact, [*notes, *found.notes], A)
+        found = unconfirmed(found) if more_than_units else found
+        status = replace(status, notes=(*notes, *found.notes, MORE_THAN_UNITS)) if status is not None else \
+            status_of(edge, found.exact, [*notes, *found.notes], A)
     remains = start_in_weights(edge, *A.shape)
     if remains is not None and features is None and (found is None or found.exact == 0):
         low, high = box or (0.0, 1.0)
@@ -179,7 +184,7 @@ def checked_mean(mean: Mean, d: int) -> tuple[Tensor, bool]:
 
 
 def nothing_leaks(edge: Edge, A: Tensor) -> Status | None:
-    h, d = len(A), int((A.norm(dim=0) > 1e-9 * A.norm(dim=0).max()).sum())      # inputs that are always 0 are none
+    h, d = len(A), live_inputs(A)
     if float(A.norm()) == 0:
         return Status("no_gap", "The first layer is zero: there is nothing in it.")
     if edge.rank == 0:
@@ -188,11 +193,16 @@ def nothing_leaks(edge: Edge, A: Tensor) -> Status | None:
     if edge.rank >= min(h, d):
         return Status("full_rank", f"The first layer has full rank ({min(h, d)}): the training set has at least as "
                       f"many points as the layer has rows or columns, or the start was never forgotten (little weight "
-                      f"decay, Adam). The span says nothing.")
+                      f"decay, Adam). The span does not tell how many.")
     if edge.rank <= CONDENSED:
         return Status("condensed", f"The first layer condensed into {edge.rank} directions: it holds prototypes of the "
                       f"classes, not training points.")
     return None
+
+
+def live_inputs(A: Tensor) -> int:
+    """Inputs that are always 0 are none."""
+    return int((A.norm(dim=0) > 1e-9 * A.norm(dim=0).max()).sum())
 
 
 def leak_of(edge: Edge, exact: int) -> Leak:
