@@ -88,7 +88,8 @@ def method_of(explain: str | None, kind: str, name: str, n: int, student: str, m
     4: inputs count alike where their variances differ by chance only (losses.query_metric). 5: the mean of several
     students where explained queries are few (committee.py). 6: students of many layers compare smoothed gradients
     (deep.py). 9: and choose between two rates at lambda 0.1 in 2,400 steps above 32 queries (8: 1,200, 7: 800).
-    10: SmoothGrad is asked at stretched points, in 1,600 steps above 32 queries. 11: one hidden layer is solved for if
+    12: SmoothGrad is asked at points stretched by how rough its noise is beside the rows (10: by its deviation), in
+    1,600 steps above 32 queries. 11: one hidden layer is solved for if
     the explanations fix it (imitation/one_hidden.py)."""
     explained = explain not in (None, "cross_entropy")
     if explained and student.startswith(("vgg11", "resnet18")):
@@ -96,7 +97,7 @@ def method_of(explain: str | None, kind: str, name: str, n: int, student: str, m
     if explain == "gradient" and model == "2-layer" and student.startswith("2-layer") and n > SOLVED_FROM:
         return 11
     if explain == "smoothgrad" and student != "1-layer":
-        return 10
+        return 12
     if explained and n <= MOST_QUERIES and student != "1-layer":
         return 5
     return 4 if explained and (kind in ("gaussian", "gaussian-unit", "smooth") or name == "cifar10") else 2
@@ -206,7 +207,7 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
     taught = network(student, name, streams("student"))
     if explain == "smoothgrad" and not kind.startswith(("gaussian", "smooth")):     # as foldline imitate does by itself
         pool = data(name).rows(split(name)[2], torch.float32)
-        x, scale = placed(x, pool, stretch_against(sigma, pool, taught))
+        x, scale = placed(x, pool, stretch_against(sigma, pool, taught, data(name).image_shape))
     start = time.perf_counter()
     cpu = time.process_time()
     try:

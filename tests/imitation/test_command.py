@@ -16,6 +16,7 @@ from foldline.imitation.queries import (
     blended_rows,
     drawn_rows,
     gaussian_rows,
+    graininess,
     placed,
     read_rows,
     smooth_rows,
@@ -123,15 +124,27 @@ def test_points_are_stretched_about_the_rows_mean_and_far_out_about_zero() -> No
                            (("two-layer", {}), ("logistic", {}), ("mlp", {"widths": (4,) * 6})))
     assert stretch_against(0.1, rows, student) == 1.0 and stretch_against(1.0, torch.ones(3, 4), student) == 1.0
     deviation = float(rows.std())
-    assert stretch_against(deviation, rows, student) == pytest.approx(3)
-    assert stretch_against(1000 * deviation, rows, student) == pytest.approx(30_000)
-    assert stretch_against(deviation, rows, line) == stretch_against(deviation, rows, deep) == 1
+    assert stretch_against(deviation, rows, student) == 1
+    assert stretch_against(1000 * deviation, rows, student) == pytest.approx(5_000)
+    assert stretch_against(8 * deviation, rows, line) == stretch_against(8 * deviation, rows, deep) == 1
     moved, scale = placed(x, rows, 3.0)
     assert torch.allclose(moved - mean, 3 * (x - mean)) and scale == 1
     assert placed(x, rows, 50.0) == (x, 50) and placed(x, rows, 1.0) == (x, 1)
     assert placed(x.float(), rows, 3.0)[0].dtype == torch.float32
     with pytest.raises(fl.errors.BadInput):
         placed(x, rows, 0.5)
+
+
+def test_noise_is_held_against_what_neighbouring_pixels_differ_by() -> None:
+    noise = gaussian_rows(400, 64, rng=fl.generator(0), std=0.3)
+    smooth = smooth_rows(400, (8, 8), rng=fl.generator(0), mean=0.5, std=0.3)
+    columns = torch.linspace(0, 1, 8, dtype=torch.float64).repeat(8)[None]      # neighbours differ by 1/7 across only
+    assert graininess(noise, None) == pytest.approx(0.3, rel=0.02)
+    assert graininess(noise, (64,)) == graininess(noise, (8, 8))
+    assert graininess(columns, (8, 8)) == pytest.approx((1 / 49 / 2 / 2) ** 0.5)
+    assert graininess(smooth, (8, 8)) < 0.2                                     # its deviation is 0.3
+    student = build("two-layer", input_shape=(8, 8), outputs=2, rng=fl.generator(0))
+    assert stretch_against(0.3, smooth, student) > stretch_against(0.3, noise, student) == 1
 
 
 def test_the_command_stretches_only_against_smoothgrad(target: str, tmp_path: Path) -> None:

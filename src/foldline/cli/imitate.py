@@ -48,8 +48,7 @@ Examples:
             rows each, with smooth noise on top: the most told per query)
 --stretch   how many times as far from the rows' mean points are asked. By
             itself only under SmoothGrad with --sigma, whose noise reaches far
-            points less; inputs then leave their usual range. 1: never, which
-            is better for a student of another kind than the target
+            points less; inputs then leave their usual range. 1: never
 """
 
 
@@ -122,7 +121,7 @@ def command(
                                 digest_size=6).hexdigest()
     fresh = make_student(student, width, hidden, shape, pool.shape[1], oracle_dim.outputs, streams)
     keep_points = queries in NOISE or link != "identity" or oracle_dim.box is not None
-    factors = {kind: stretch_of(stretch, kind, None if keep_points else sigma, source, fresh) for kind in kinds}
+    factors = {kind: stretch_of(stretch, kind, None if keep_points else sigma, source, fresh, shape) for kind in kinds}
     rows: list[dict[str, Any]] = []
     last: Any = None
     with progress("imitate") as show:
@@ -223,13 +222,14 @@ def rows_of(queries: str, test: str | None, data: Path | None, n: int, dim: int,
     return pool, pool if rows is None else rows, held, labels, shape
 
 
-def stretch_of(given: float | None, kind: str | None, sigma: float | None, source: Tensor, student: Any) -> float:
+def stretch_of(given: float | None, kind: str | None, sigma: float | None, source: Tensor, student: Any,
+               shape: tuple[int, ...] | None) -> float:
     """What was given, or what SmoothGrad's noise asks for. Noise, and points for a target with a box or behind a
     softmax, which saturates far out, are kept as they are."""
     from foldline.imitation.queries import stretch_against
     if given is not None or kind != "smoothgrad" or sigma is None:
         return given or 1.0
-    factor = stretch_against(sigma, source, student)
+    factor = stretch_against(sigma, source, student, shape)
     if factor > 1:
         say(f"SmoothGrad's noise is large: points are asked {factor:.3g} times as far out (--stretch 1: as they are).")
     return factor

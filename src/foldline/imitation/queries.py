@@ -13,6 +13,7 @@ far out to ask, and `placed` what that is for points.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foldline.errors import BadFile, BadInput
+from foldline.images import guessed_shape, roughness
 from foldline.imitation.committee import weighted
 from foldline.imitation.deep import FEWEST_LAYERS
 from foldline.imitation.linear import only_linear
@@ -28,8 +30,8 @@ from foldline.randomness import Streams
 
 LENGTH = 1.0                    # pixels: strokes and edges are a few pixels wide
 NOISE = 0.5                     # of the rows' deviation
-STRETCH = 3.0                   # for noise of the rows' own deviation
-STRETCH_POWER = 4 / 3           # 30,000 for a thousand times that
+STRETCH = 0.5                   # for noise as rough as the rows: 1.5 for MNIST's deviation, 2.9 for CIFAR-10's
+STRETCH_POWER = 4 / 3           # 15,000 for a thousand times that
 FAR = 10.0                      # beyond, points are multiplied instead
 MOST_SPREAD = 256               # rows that are picked by distance; where more are wanted, the rest is drawn
 MOST_COMPARED = 10_000          # rows that they are picked from
@@ -109,16 +111,27 @@ def blended_rows(x: Tensor, n: int, *, rng: torch.Generator, input_shape: tuple[
     return 0.5 * (pairs[0::2] + pairs[1::2]) + noise * float(x[:5000].double().std()) * field
 
 
-def stretch_against(sigma: float, rows: Tensor, student: nn.Module) -> float:
+def stretch_against(sigma: float, rows: Tensor, student: nn.Module,
+                    input_shape: tuple[int, ...] | None = None) -> float:
     """How many times as far out points are best asked where SmoothGrad's noise has deviation sigma; small noise: 1.
 
-    So are a linear student, whose target's gradient no noise changes, and one of many layers, whose target knows
-    nothing far out.
+    Noise is held against what neighbouring pixels differ by, since edges are what networks look at: noise of the
+    pixels' own deviation is 2.2 times as rough as MNIST and 3.7 times as CIFAR-10, and a convolutional network then
+    answers 95 % of the first right and 27 % of the second. A linear student needs none of it, its target's gradient is
+    changed by no noise, and one of many layers has a target that knows nothing far out.
     """
     if only_linear(student) is not None or len(weighted(student)) >= FEWEST_LAYERS:
         return 1.0
-    deviation = float(rows[:5000].double().std())
-    return max(1.0, STRETCH * (sigma / deviation) ** STRETCH_POWER) if deviation > 0 else 1.0
+    own = graininess(rows[:5000].double(), input_shape)
+    return max(1.0, STRETCH * (sigma / own) ** STRETCH_POWER) if own > 0 else 1.0
+
+
+def graininess(rows: Tensor, input_shape: tuple[int, ...] | None) -> float:
+    """Deviation of the white noise whose neighbours differ as much as those of rows; of a table, its deviation."""
+    shape = input_shape if input_shape is not None and len(input_shape) > 1 else guessed_shape(rows.shape[1], rows)
+    if shape is None:
+        return float(rows.std())
+    return math.sqrt(roughness(rows, shape) * float(rows.square().mean()) / 2)
 
 
 def placed(x: Tensor, rows: Tensor, stretch: float) -> tuple[Tensor, float]:
