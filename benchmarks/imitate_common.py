@@ -80,6 +80,8 @@ TRAINED = {"conv-once": Training(1), "conv-decay-1": Training(3, decay=1.0), "co
 MODELS |= dict.fromkeys(TRAINED, MODELS["conv"])
 TRAINING |= TRAINED
 
+FROM_ROWS = ("data", "spread", "blended")               # who asks such points has the pile that they come from
+
 _loaded: dict[str, Any] = {}
 
 
@@ -89,13 +91,15 @@ def method_of(explain: str | None, kind: str, name: str, n: int, student: str, m
     students where explained queries are few (committee.py). 6: students of many layers compare smoothed gradients
     (deep.py). 9: and choose between two rates at lambda 0.1 in 2,400 steps above 32 queries (8: 1,200, 7: 800).
     12: SmoothGrad is asked at points stretched by how rough its noise is beside the rows (10: by its deviation), in
-    1,600 steps above 32 queries. 11: one hidden layer is solved for if
-    the explanations fix it (imitation/one_hidden.py)."""
+    1,600 steps above 32 queries. 11: one hidden layer is solved for if the explanations fix it
+    (imitation/one_hidden.py). 13: up to 32 explained queries are carried to unlabelled pictures (unlabelled.py)."""
     explained = explain not in (None, "cross_entropy")
     if explained and student.startswith(("vgg11", "resnet18")):
         return 9
     if explain == "gradient" and model == "2-layer" and student.startswith("2-layer") and n > SOLVED_FROM:
         return 11
+    if explained and n <= MOST_QUERIES and student != "1-layer" and kind in FROM_ROWS:
+        return 13
     if explain == "smoothgrad" and student != "1-layer":
         return 12
     if explained and n <= MOST_QUERIES and student != "1-layer":
@@ -205,8 +209,8 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
     x = queries(name, kind, n, streams("queries"))
     sigma, scale = sigma_times * PIXEL_STD[name], 1.0
     taught = network(student, name, streams("student"))
-    if explain == "smoothgrad" and not kind.startswith(("gaussian", "smooth")):     # as foldline imitate does by itself
-        pool = data(name).rows(split(name)[2], torch.float32)
+    pool = data(name).rows(split(name)[2], torch.float32) if kind in FROM_ROWS else None
+    if explain == "smoothgrad" and pool is not None:                # as foldline imitate does by itself
         x, scale = placed(x, pool, stretch_against(sigma, pool, taught, data(name).image_shape))
     start = time.perf_counter()
     cpu = time.process_time()
@@ -218,7 +222,8 @@ def one(file: str, *, name: str, model: str, student: str, kind: str, explain: s
             told, plans = None, [Plan(lr, 1.0, steps or 1500, 64, "cross_entropy") for lr in (3e-3, 1e-3)]
         result = fl.imitate(f, taught, x, told, rng=streams("imitate"),
                             output=output, samples=samples, sigma=sigma, scale=scale, plans=plans,
-                            soft=NOISE_SOFTNESS if kind.startswith("gaussian") else 0.0, **fixed)
+                            soft=NOISE_SOFTNESS if kind.startswith("gaussian") else 0.0,
+                            unlabelled=pool if case["method"] == 13 else None, **fixed)
         d = data(name)
         score = score_imitation(result.network, f, d.pixels_test.float() / d.white, d.y_test)
         row = {**case, **asdict(score), **as_row(result)}

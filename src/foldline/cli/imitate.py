@@ -65,6 +65,8 @@ def command(
     pick: Annotated[str, typer.Option("--pick", help="spread, random or blend: which rows are asked.")] = "spread",
     stretch: Annotated[float | None, typer.Option("--stretch", min=1.0, help="Ask that many times as far from the "
                                                   "rows' mean.")] = None,
+    unlabelled: Annotated[bool, typer.Option(help="Learn from the rows that --queries does not ask as well, where few "
+                                             "explained queries leave a student sure of most.")] = True,
     mean: Annotated[float, typer.Option("--mean", help="Of gaussian and smooth queries.")] = 0.0,
     std: Annotated[float, typer.Option("--std", min=0.0, help="Of gaussian and smooth queries.")] = 1.0,
     count: Annotated[list[int] | None, typer.Option("--count", "-n", min=1, help="How many queries; may be "
@@ -117,11 +119,13 @@ def command(
                        f"another source with --queries.")
     # Rows of a run folder belong to this very command: another target, student or source makes other rows.
     asked_for = hashlib.blake2b(repr((identity_of(target), student, width, hidden, queries, pick, mean, std, picked,
-                                      stretch, link, sigma, samples, form, test, steps, max(counts), seed)).encode(),
+                                      stretch, link, sigma, samples, form, test, steps, unlabelled, max(counts),
+                                      seed)).encode(),
                                 digest_size=6).hexdigest()
     fresh = make_student(student, width, hidden, shape, pool.shape[1], oracle_dim.outputs, streams)
     keep_points = queries in NOISE or link != "identity" or oracle_dim.box is not None
     factors = {kind: stretch_of(stretch, kind, None if keep_points else sigma, source, fresh, shape) for kind in kinds}
+    others = source if unlabelled and queries not in NOISE else None
     rows: list[dict[str, Any]] = []
     last: Any = None
     with progress("imitate") as show:
@@ -135,7 +139,7 @@ def command(
                 points, scale = placed(pool[:n], source, factors[kind])
                 last = fl.imitate(target, fresh, points, kind, scale=scale, rng=streams(f"{kind} {n}"), output=picked,
                                   link=link, sigma=sigma, samples=samples, form=form, steps=steps,
-                                  soft=NOISE_SOFTNESS if queries == "gaussian" else 0.0,
+                                  soft=NOISE_SOFTNESS if queries == "gaussian" else 0.0, unlabelled=others,
                                   run=None if run is None else run / "answers", progress=show)
                 row = {"n": n, "explain": kind, "stretch": factors[kind], "message": str(last.status), **as_row(last)}
                 if last.network is not None and held is not None:

@@ -51,8 +51,8 @@ def why_not(module: nn.Module) -> str | None:
     return None if len(layers) > 1 and isinstance(layers[-1], nn.Linear) else "a committee needs two layers or more"
 
 
-def gather(pupil: Pupil, train: Train, streams: Streams, members: int) -> tuple[nn.Module, float, int]:
-    """(the mean of `members` students as one network, their mean loss, how many it is the mean of).
+def gather(pupil: Pupil, train: Train, streams: Streams, members: int) -> tuple[nn.Module, float, list[nn.Module]]:
+    """(the mean of `members` students as one network, their mean loss, those that it is the mean of).
 
     The first is pupil.module, from its own parameters, the others differ in their start; `train(pupil, name)` teaches
     one in place. One whose training did not stay finite is left out; if none did, the first comes back as it started.
@@ -62,11 +62,12 @@ def gather(pupil: Pupil, train: Train, streams: Streams, members: int) -> tuple[
     for i, module in enumerate(found):
         if i:
             initialise(module, streams(f"start of member {i}"))
-        losses.append(train(Pupil(module, pupil.ends, pupil.space, pupil.input_shape), f"student {i + 1} of {members}"))
+        losses.append(train(pupil.like(module), f"student {i + 1} of {members}"))
     good = [i for i, loss in enumerate(losses) if math.isfinite(loss)]
     if not good:
-        return pupil.module, math.inf, 1
-    return mean_network([found[i] for i in good]), sum(losses[i] for i in good) / len(good), len(good)
+        return pupil.module, math.inf, []
+    kept = [found[i] for i in good]
+    return mean_network(kept), sum(losses[i] for i in good) / len(good), kept
 
 
 def mean_network(members: Sequence[nn.Module]) -> nn.Module:

@@ -79,6 +79,10 @@ class Pupil:
         rows = x.reshape(-1, *self.input_shape) if self.input_shape else x
         return student_in(as_table(self.module(rows), len(x)), self.ends, self.space)
 
+    def like(self, module: nn.Module) -> Pupil:
+        """Another network read in the same way."""
+        return Pupil(module, self.ends, self.space, self.input_shape)
+
 
 def value_loss(z: Tensor, lesson: Lesson, kind: ValueLoss) -> Tensor:
     """l_M of outputs z (n, k)"""

@@ -27,6 +27,7 @@ from foldline.imitation.losses import Lesson, Pupil, Scores, query_metric, score
 from foldline.imitation.optimise import Plan, Taught, Trial, evaluating_all, rank_of, teach
 from foldline.imitation.solved import solved_student
 from foldline.imitation.spaces import Space, chosen_space, convert, ending, found_space
+from foldline.imitation.unlabelled import carry
 from foldline.networks.presets import initialise
 from foldline.oracles.explain import Explain, Link, Output
 from foldline.oracles.explain_forms import Form
@@ -66,8 +67,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
             link: Link = "identity", form: Form | None = None, samples: int = 50, sigma: float | None = None,
             path_steps: int = 50, baseline: float = 0.0, budget: int | None = None, steps: int | None = None,
             plans: list[Plan] | None = None, committee: int | None = None, soft: float = 0.0, scale: float = 1.0,
-            input_shape: tuple[int, ...] | None = None, run: Path | str | None = None, repeat: bool | None = None,
-            progress: Progress = silent) -> Imitation:
+            unlabelled: Tensor | None = None, input_shape: tuple[int, ...] | None = None,
+            run: Path | str | None = None, repeat: bool | None = None, progress: Progress = silent) -> Imitation:
     """Train a copy of `student` on what `target` answers at `inputs` (n, d).
 
     explain: "gradient", "smoothgrad", "gradient_x_input", "integrated_gradients", a captum attribution, or None.
@@ -81,6 +82,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     command passes NOISE_SOFTNESS for Gaussian queries.
     scale: the target is asked at scale * inputs and taught as f(scale x) / scale. Against SmoothGrad whose noise is
     many times the inputs: far out a ReLU network is homogeneous but for its biases, which are then not seen.
+    unlabelled: other pictures like the inputs, (m, d); none is asked, and up to 32 explained queries teach more with
+    them (unlabelled.py).
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)
@@ -89,6 +92,10 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
         raise BadInput(f"soft must be zero or a positive number, not {soft}.")
     if committee is not None and committee > 1 and why_not(student) is not None:
         raise BadInput(f"committee={committee} cannot be: {why_not(student)}.")
+    if unlabelled is not None:
+        unlabelled = checked_inputs(unlabelled, "unlabelled")
+        if unlabelled.shape[1] != x.shape[1]:
+            raise BadInput(f"unlabelled has rows of {unlabelled.shape[1]} numbers, inputs of {x.shape[1]}.")
     student, made = fresh(student, streams)
     scalable = explain in ("gradient", "smoothgrad") and only_linear(student) is None
     if not 0 < scale < math.inf or (scale != 1 and not scalable):
@@ -111,10 +118,11 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     provenance = Provenance("imitate", streams.seed, {
         "explain": explain if isinstance(explain, str) or explain is None else type(explain).__name__,
         "output": output, "link": link, "inputs": len(x), "samples": samples, "sigma": sigma, "steps": steps,
-        "scale": scale})
+        "scale": scale, "unlabelled": 0 if unlabelled is None else len(unlabelled)})
     if len(asked.x) == 0:
         return nothing(asked, output, provenance)
     lesson, ends = lesson_of(asked, student, k, match, answers, scale)
+    start = copy.deepcopy(student)
     pupil = Pupil(student, ends, lesson.space, tuple(shape) if shape else None)
     lesson = prepared(pupil, lesson)
     progress("solving", {"done": 0, "total": 1})
@@ -127,6 +135,12 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     if taught is not None and not affine:
         student = taught.module
     student.eval()
+    if unlabelled is not None and taught is not None and not affine and math.isfinite(taught.loss):
+        first = pupil.like(student)
+        carried, said = carry(first, taught, start, lesson, unlabelled, streams=streams, progress=progress)
+        student = carried or student
+        if said is not None:
+            asked.notes.append(said)
     loss = taught.loss if taught else exact.residual if exact is not None else float("nan")
     return Imitation(
         status=status_of(asked, taught, lesson), queries=asked.queries, provenance=provenance,
@@ -177,13 +191,13 @@ def held_rows(n: int) -> int:
     return 0 if n < 4 else max(1, min(n // 5, 500))
 
 
-def checked_inputs(inputs: Tensor) -> Tensor:
+def checked_inputs(inputs: Tensor, name: str = "inputs") -> Tensor:
     if not isinstance(inputs, Tensor) or inputs.ndim < 2:
-        raise BadInput("inputs must be a tensor of queries, one per row: shape (n, d).")
+        raise BadInput(f"{name} must be a tensor of queries, one per row: shape (n, d).")
     if len(inputs) == 0:
-        raise BadInput("There are zero queries to learn from: inputs needs at least one row.")
+        raise BadInput(f"There are zero queries to learn from: {name} needs at least one row.")
     if not inputs.is_floating_point():
-        raise BadInput(f"inputs must be floating point, not {inputs.dtype}.")
+        raise BadInput(f"{name} must be floating point, not {inputs.dtype}.")
     return inputs.detach().reshape(len(inputs), -1)
 
 

@@ -62,6 +62,7 @@ class Taught:
     loss: float                 # joint loss at the end, mean of the last steps
     seconds: float
     notes: tuple[str, ...]
+    members: tuple[nn.Module, ...] = ()     # those that it is the mean of
 
 
 def default_plans(lesson: Lesson, steps: int | None, soft: float = 0.0) -> list[Plan]:
@@ -105,18 +106,20 @@ def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None =
 
     members = members_for(pupil.module, lesson.n if lesson.explanations is not None else None, committee)
     module = pupil.module
+    averaged: list[nn.Module] = []
     if members > 1:
         module, loss, averaged = gather(pupil, train, streams, members)
-        if averaged > 1:
-            notes.append(f"The student is the mean of {averaged} that differ in their start, as one network of "
-                         f"{averaged} times the width.")
+        if len(averaged) > 1:
+            notes.append(f"The student is the mean of {len(averaged)} that differ in their start, as one network of "
+                         f"{len(averaged)} times the width.")
     else:
         loss = train(pupil, "final")
     retried = sum(r for _, r in ends)
     plan = replace(plan, lr=min(end.lr for end, _ in ends))
     if retried:
         notes.append(f"Training blew up {retried} times and was started again; the learning rate ended at {plan.lr:g}.")
-    return Taught(module, plan, tuple(trials), held_out, loss, time.perf_counter() - start_time, tuple(notes))
+    return Taught(module, plan, tuple(trials), held_out, loss, time.perf_counter() - start_time, tuple(notes),
+                  tuple(averaged))
 
 
 def default_of(plans: Sequence[Plan]) -> Plan:

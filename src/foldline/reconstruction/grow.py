@@ -277,15 +277,15 @@ def loss_of(L: Side, R: Side, weight: float, logdet: float) -> float:
 
 def surprise(side: Side) -> Tensor:
     """(a,) mean of minus the log-density of each component."""
-    return torch.log1p(side.S * side.S).mean(1).double() - side.f[:, 0].log()
+    return (side.S * side.S).log1p_().mean(1).double() - side.f[:, 0].log()
 
 
 def gradient(S: Tensor) -> Tensor:
     """(a, a) slope of mean log(1 + s_i^2) when component i moves along component j."""
-    return (2 * (S / (1 + S * S)) @ S.T / S.shape[1]).double()
+    return (S * S).add_(1).reciprocal_().mul_(S).matmul(S.T).double() * (2 / S.shape[1])
 
 
 def curvature(S: Tensor) -> Tensor:
     """(a, a) the same of the quadratic that touches the logarithm at s from above: never below zero."""
     S2 = S * S
-    return (2 * (1 / (1 + S2)) @ S2.T / S.shape[1]).double().clamp(min=FLAT)
+    return ((S2 + 1).reciprocal_().matmul(S2.T).double() * (2 / S.shape[1])).clamp(min=FLAT)

@@ -69,8 +69,8 @@ def singular(A: Tensor) -> tuple[Tensor, Tensor]:
     """
     h, d = A.shape
     if h <= d:
-        _, s, Vt = torch.linalg.svd(A, full_matrices=False)
-        return s, Vt
+        V, s, _ = torch.linalg.svd(A.T, full_matrices=False)         # of A itself LAPACK takes twice as long
+        return s, V.T
     L, V = torch.linalg.eigh(A.T @ A)
     columns = A @ V                                                 # (h, d) orthogonal but for rounding
     weak = WEAK ** 2 * L[-1] > L

@@ -16,7 +16,7 @@ from foldline.reconstruction.features import Features
 from foldline.reconstruction.snap import BELOW, NEAR, measure, needed, outside, snap
 from foldline.reconstruction.starts import FEW, LARGE, at_edge, images_of, unmix, unmix_by_units
 from foldline.reconstruction.units import Neighbours
-from foldline.reconstruction.unmix import Whitened, anneal, fast_ica, independence, likelihood, sampled
+from foldline.reconstruction.unmix import FIRST_ROUNDS, Whitened, anneal, fast_ica, independence, likelihood, sampled
 from foldline.results import Progress, silent
 
 ROUNDS = 10             # rounds of refitting and snapping at most
@@ -104,7 +104,7 @@ def agreement_of(coefficients: Tensor, space: Whitened, R: Tensor, gauge: Tensor
     """Components that another random start finds again are real; artefacts of one start are not."""
     rng = streams("ica again")
     few = sampled(space.z, rng)
-    other = likelihood(fast_ica(few, rng=rng, rounds=150), few, rounds=8)
+    other = likelihood(fast_ica(few, rng=rng, rounds=FIRST_ROUNDS), few, rounds=8)
     return ncc(coefficients @ R, images_of(other, space, R, gauge) @ R).abs().amax(1)
 
 

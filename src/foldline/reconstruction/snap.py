@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROUNDS = 30
+ROUNDS, EXACT = 30, 6       # the last ones in float64: what rounding did to the others they undo
 FAR, NEAR = 0.3, 0.03
 BELOW = 8.0
 EDGE = 1e-2                 # a pixel this near to 0 or 1 is on the edge
@@ -58,18 +58,22 @@ def snap(candidates: Tensor, R: Tensor, gauge: Tensor | None, *, rounds: int = R
 
 
 class Grams:
-    """gram(w) -> (k, r, r): Rl diag(w_i) Rl^T for every row of w (k, p)."""
+    """gram(w) -> (k, r, r) float64: Rl diag(w_i) Rl^T for every row of w (k, p), in float32 unless `exact`."""
 
     def __init__(self, Rl: Tensor) -> None:
         self.Rl, r = Rl, len(Rl)
+        self.rows = {True: Rl, False: Rl.float()}
         self.i, self.j = torch.triu_indices(r, r)
-        self.pairs = Rl[self.i] * Rl[self.j] if len(self.i) * Rl.shape[1] <= PAIRS else None    # (r (r + 1) / 2, p)
+        few = len(self.i) * Rl.shape[1] <= PAIRS
+        self.pairs = {exact: R[self.i] * R[self.j] for exact, R in self.rows.items()} if few else None
 
-    def __call__(self, w: Tensor) -> Tensor:
+    def __call__(self, w: Tensor, exact: bool) -> Tensor:
+        R = self.rows[exact]
+        w = w.to(R)
         if self.pairs is None:
-            return torch.stack([(self.Rl * row) @ self.Rl.T for row in w])
-        G = w.new_empty(len(w), len(self.Rl), len(self.Rl))
-        G[:, self.i, self.j] = G[:, self.j, self.i] = w @ self.pairs.T
+            return torch.stack([(R * row) @ R.T for row in w]).double()
+        G = torch.empty(len(w), len(R), len(R), dtype=torch.float64)
+        G[:, self.i, self.j] = G[:, self.j, self.i] = (w @ self.pairs[exact].T).double()
         return G
 
 
@@ -87,7 +91,7 @@ def descend(X: Tensor, gram: Grams, gauge: Tensor | None, rounds: int, start: fl
         q = 1.0 - 0.5 * i / max(rounds - 1, 1)
         w = (X * X + eps * eps).pow(q / 2 - 1)                      # (k, p)
         w = torch.where(X < 0, below * w, w)
-        G = gram(w)                                                 # (k, r, r)
+        G = gram(w, exact=i >= rounds - EXACT)                      # (k, r, r)
         # A span of as many directions as live pixels makes it singular.
         G += 1e-12 * G.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(len(Rl), dtype=G.dtype)
         C = scaled(solved(G, anchor), Rl, gauge)

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FAST_ROUNDS = 400
+FAST_ROUNDS, FIRST_ROUNDS = 400, 60     # of FastICA, and of those on a sample, where more do not settle
 LIKELIHOOD_ROUNDS = 60
 SAMPLE = 30             # features per component in the first rounds
+BLOCK = 1024            # columns at a time, so that what is between two products stays in the cache
 EQUALISING = 8          # rounds of scaling features to one length
 SILENT = 1e-3           # features shorter than this, relative to the median, are rounding
 VISIBLE, NOISE = 0.1, 16.0      # shortest features above VISIBLE are noise, and count from NOISE times their length on
@@ -82,7 +83,7 @@ def fast_ica(z: Tensor, *, rng: torch.Generator, rounds: int = FAST_ROUNDS, tole
     C = orthogonal(torch.randn(q, q, generator=rng, dtype=z.dtype))
     few = sampled(z, rng)
     if few is not z:
-        C = fixed_point(C, few, rounds // 2, 30 * tolerance)
+        C = fixed_point(C, few, min(rounds // 2, FIRST_ROUNDS), 30 * tolerance)
     return fixed_point(C, z, rounds, tolerance)
 
 
@@ -93,12 +94,17 @@ def sampled(z: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def fixed_point(C: Tensor, z: Tensor, rounds: int, tolerance: float) -> Tensor:
-    N = z.shape[1]
+    N, parts = z.shape[1], z.split(BLOCK, 1)
     for _ in range(rounds):
-        s = C @ z                                                   # (q, N)
-        e = torch.exp(-0.5 * s * s)
-        slope = ((1 - s * s) * e).mean(1, keepdim=True)             # E g'(s)
-        new = orthogonal((s * e) @ z.T / N - slope * C)
+        pull, weight = torch.zeros_like(C), C.new_zeros(len(C), 1)
+        for part in parts:
+            s = C @ part
+            e = (s * s).mul_(-0.5).exp_()
+            weight += e.sum(1, keepdim=True)
+            pull.addmm_(s.mul_(e), part.T)
+        pull /= N                                                   # E g(s) z
+        slope = weight / N - (C * pull).sum(1, keepdim=True)        # E g'(s) = E e - E s g(s)
+        new = orthogonal(pull - slope * C)
         moved = float((1 - (new * C).sum(1).abs()).max())
         C = new
         if moved < tolerance:
@@ -151,17 +157,24 @@ def likelihood(C: Tensor, z: Tensor, *, fixed: Tensor | None = None, rounds: int
 
 def slopes(s: Tensor, tail: float = 1.0) -> tuple[Tensor, Tensor]:
     """Relative gradient and curvature (q, q) of that likelihood at components s (q, N): row i moved along row j."""
-    w = 1 / (1 + s * s)
-    G = tail * (2 * s * w) @ s.T / s.shape[1] - torch.eye(len(s), dtype=s.dtype)
-    curvature = tail * (2 * (1 - s * s) * w * w).mean(1)            # E psi'
+    q, N = s.shape
+    pull, bend, power = s.new_zeros(q, q), s.new_zeros(q), s.new_zeros(q)
+    for part in s.split(BLOCK, 1):
+        s2 = part * part
+        w = (s2 + 1).reciprocal_()
+        power += s2.sum(1)
+        bend += s2.neg_().add_(1).mul_(w).mul_(w).sum(1)
+        pull.addmm_(w.mul_(part), part.T)
+    G = 2 * tail / N * pull - torch.eye(q, dtype=s.dtype)
     # Row i moves along row j with curvature E psi'(s_i) E s_j^2; exact zeros make it large, so no row overshoots.
-    return G, (curvature[:, None] * s.square().mean(1)).clamp(min=0.05)
+    return G, (2 * tail / N * bend[:, None] * (power / N)).clamp(min=0.05)
 
 
 def loss_of(C: Tensor, z: Tensor, tail: float) -> tuple[float, Tensor]:
     s = C @ z
     _, logdet = torch.linalg.slogdet(C.double())
-    return float(tail * torch.log1p(s * s).mean(1).double().sum() - logdet), s
+    surprise = sum(float((part * part).log1p_().double().sum()) for part in s.split(BLOCK, 1))
+    return tail * surprise / s.shape[1] - float(logdet), s
 
 
 def scale_to(C: Tensor, z: Tensor, tail: float, rounds: int = 12) -> Tensor:
@@ -175,7 +188,7 @@ def scale_to(C: Tensor, z: Tensor, tail: float, rounds: int = 12) -> Tensor:
 
 def towards_unit(s: Tensor, tail: float = 1.0) -> Tensor:
     """(q, 1): a factor for each component s (q, N) that brings tail E 2 s^2 / (1 + s^2) nearer to 1."""
-    power: Tensor = tail * (2 * s * s / (1 + s * s)).mean(1, keepdim=True)
+    power: Tensor = 2 * tail * (1 - (s * s).add_(1).reciprocal_().mean(1, keepdim=True))
     return power.clamp(0.1, 10).pow(-0.7)
 
 
