@@ -57,6 +57,7 @@ def test_few_explained_queries_teach_more_with_the_pile_they_come_from() -> None
     assert carried.queries == alone.queries == 5                    # the pile costs nothing
     assert agreement(carried) > agreement(alone) + 0.01
     assert "unlabelled pictures of 2000" in said(carried) and "unlabelled" not in said(alone)
+    assert "mean of 3" in said(alone) and "mean of 3" not in said(carried)
     assert carried.provenance.parameters["unlabelled"] == 2000
     # The student is of the size that was given, not the mean of three.
     assert carried.network is not None and alone.network is not None

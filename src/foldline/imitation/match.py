@@ -141,6 +141,9 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
         student = carried or student
         if said is not None:
             asked.notes.append(said)
+    if taught is not None and len(taught.members) > 1 and student is taught.module:
+        asked.notes.append(f"The student is the mean of {len(taught.members)} that differ in their start, as one "
+                           f"network of {len(taught.members)} times the width.")
     loss = taught.loss if taught else exact.residual if exact is not None else float("nan")
     return Imitation(
         status=status_of(asked, taught, lesson), queries=asked.queries, provenance=provenance,

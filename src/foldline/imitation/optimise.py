@@ -109,9 +109,6 @@ def teach(pupil: Pupil, lesson: Lesson, *, streams: Streams, steps: int | None =
     averaged: list[nn.Module] = []
     if members > 1:
         module, loss, averaged = gather(pupil, train, streams, members)
-        if len(averaged) > 1:
-            notes.append(f"The student is the mean of {len(averaged)} that differ in their start, as one network of "
-                         f"{len(averaged)} times the width.")
     else:
         loss = train(pupil, "final")
     retried = sum(r for _, r in ends)
