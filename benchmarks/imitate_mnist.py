@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--sigma-times", type=float, default=1.0, help="SmoothGrad's sigma over the pixels' deviation")
     parser.add_argument("--steps", type=int, help="shorter training than the default; such rows stand apart")
     parser.add_argument("--committee", type=int, help="another committee than the default; such rows stand apart")
+    parser.add_argument("--pile", action="store_true", help="carry any answers to unlabelled pictures, with "
+                        "--committee; such rows stand apart")
     parser.add_argument("--quick", action="store_true", help="one seed, at most 10 queries or 100 values")
     parser.add_argument("--table", action="store_true", help="only print what the results file holds")
     parser.add_argument("--figure", metavar="FILE", help="only draw what the results file holds on conv, as SVG")
@@ -114,7 +116,7 @@ def rows_wanted(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for seed in range(given.first_seed, given.first_seed + (1 if given.quick else given.seeds)):
                 yield {"name": "mnist", "model": model, "student": student, "kind": kind, "explain": explain, "n": n,
                        "seed": seed, "target_seed": seed % given.targets, "sigma_times": given.sigma_times,
-                       "steps": given.steps, "committee": given.committee}
+                       "steps": given.steps, "committee": given.committee, "pile": given.pile}
 
 
 def plain_rows(file: str = FILE) -> list[dict[str, Any]]:

@@ -61,6 +61,18 @@ def test_rows_of_a_run_are_not_computed_twice_and_belong_to_their_command(target
     assert other != first
 
 
+def test_unlabelled_rows_and_the_committee_are_the_users_choice(tmp_path: Path) -> None:
+    net = build("two-layer", input_shape=(20, 20), outputs=3, width=10, rng=fl.generator(0))
+    fl.save(net, tmp_path / "target.safetensors")
+    np.save(tmp_path / "rows.npy", torch.rand(210, 400, generator=fl.generator(1)).numpy())
+    base = (f"weights:{tmp_path / 'target.safetensors'}", "--queries", str(tmp_path / "rows.npy"), "--count", "40",
+            "--student", "two-layer", "--width", "8", "--steps", "10", "--json", "-")
+    asked, unasked, alone = (json.loads(run(*base, *more)[1])["rows"][0]["message"]
+                             for more in (("--committee", "2"), ("--committee", "2", "--no-unlabelled"), ()))
+    assert "nlabelled pictures" in asked and "mean of 2" in unasked
+    assert "nlabelled" not in unasked and "nlabelled" not in alone and "mean of" not in alone
+
+
 def test_queries_come_from_where_they_are_wanted(tmp_path: Path) -> None:
     x = torch.arange(40.0).reshape(10, 4)
     few, more = (drawn_rows(x, n, rng=fl.generator(0)) for n in (3, 7))

@@ -67,6 +67,9 @@ def command(
                                                   "rows' mean.")] = None,
     unlabelled: Annotated[bool, typer.Option(help="Learn from the rows that --queries does not ask as well, where few "
                                              "explained queries leave a student sure of most.")] = True,
+    committee: Annotated[int | None, typer.Option("--committee", min=1, help="Students whose mean is taken; 3 for up "
+                                                  "to 32 explained queries, else 1. With 3, unlabelled rows help more "
+                                                  "queries and values too.")] = None,
     mean: Annotated[float, typer.Option("--mean", help="Of gaussian and smooth queries.")] = 0.0,
     std: Annotated[float, typer.Option("--std", min=0.0, help="Of gaussian and smooth queries.")] = 1.0,
     count: Annotated[list[int] | None, typer.Option("--count", "-n", min=1, help="How many queries; may be "
@@ -119,8 +122,8 @@ def command(
                        f"another source with --queries.")
     # Rows of a run folder belong to this very command: another target, student or source makes other rows.
     asked_for = hashlib.blake2b(repr((identity_of(target), student, width, hidden, queries, pick, mean, std, picked,
-                                      stretch, link, sigma, samples, form, test, steps, unlabelled, max(counts),
-                                      seed)).encode(),
+                                      stretch, link, sigma, samples, form, test, steps, unlabelled, committee,
+                                      max(counts), seed)).encode(),
                                 digest_size=6).hexdigest()
     fresh = make_student(student, width, hidden, shape, pool.shape[1], oracle_dim.outputs, streams)
     keep_points = queries in NOISE or link != "identity" or oracle_dim.box is not None
@@ -140,6 +143,7 @@ def command(
                 last = fl.imitate(target, fresh, points, kind, scale=scale, rng=streams(f"{kind} {n}"), output=picked,
                                   link=link, sigma=sigma, samples=samples, form=form, steps=steps,
                                   soft=NOISE_SOFTNESS if queries == "gaussian" else 0.0, unlabelled=others,
+                                  committee=committee,
                                   run=None if run is None else run / "answers", progress=show)
                 row = {"n": n, "explain": kind, "stretch": factors[kind], "message": str(last.status), **as_row(last)}
                 if last.network is not None and held is not None:

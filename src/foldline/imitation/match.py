@@ -82,8 +82,8 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
     command passes NOISE_SOFTNESS for Gaussian queries.
     scale: the target is asked at scale * inputs and taught as f(scale x) / scale. Against SmoothGrad whose noise is
     many times the inputs: far out a ReLU network is homogeneous but for its biases, which are then not seen.
-    unlabelled: other pictures like the inputs, (m, d); none is asked, and up to 32 explained queries teach more with
-    them (unlabelled.py).
+    unlabelled: other pictures like the inputs, (m, d); none is asked, and what a committee was taught is carried to
+    them (unlabelled.py): by default from up to 32 explained queries, with committee=3 from any answers.
     repeat: ask the first row twice, to notice a target that answers at random; None: from 16 queries on.
     """
     streams = Streams(rng)
