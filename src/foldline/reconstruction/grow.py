@@ -40,6 +40,7 @@ FLAT = 0.05             # curvature at least
 LONGEST = 0.5           # entry of a step at most, relative to the component that it moves
 SLOPE = 1e-4            # share of the promised gain that a step must keep
 ENOUGH = 2e-5           # gain per component and round below which a size is done
+ROUNDED = 1e-8          # differences below this, relative to the largest, are rounding: such directions come together
 SILENT = 1e-10          # components shorter than this, relative to the longest, are rounding
 SCALING, RESCALING = 12, 2              # rounds for the scales: at first, and after a step
 
@@ -61,7 +62,8 @@ def grow(D: Tensor, z: Tensor, weight: float, *, rng: torch.Generator, progress:
     if len(s) < r or float(s[-1]) <= SILENT * float(s[0]):
         return None
     Q, a = M.T.clone(), 0
-    steps = sizes(r)
+    seen = int((s > ROUNDED * s[0]).sum())
+    steps = sizes(seen) + [r] * (seen < r)                          # among rounding there is no order
     work = [ROUNDS * b * b for b in steps[:-1]] + [LAST * r * r] + [MENDING * r * r] * REPAIRS      # what each costs
 
     def tell(done: int) -> None:
@@ -91,10 +93,11 @@ def mended(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float, rng: torch
     shares = list(SHARES)
     loss, sparseness = judged(D, z, M, Q, weight)
     for done in range(REPAIRS):
-        if not shares:
+        open_ones = int(sparseness.isfinite().sum())
+        if not shares or open_ones < 2:
             break
         share = shares[done % len(shares)]
-        worst = sparseness.argsort()[:max(2, round(share * len(M)))]
+        worst = sparseness.argsort()[:min(max(2, round(share * len(M))), open_ones)]
         new_M, new_Q = M.clone(), Q.clone()
         new_M[worst], new_Q[:, worst] = block(D, z, M[worst], Q[:, worst], weight, rng)
         new_M, new_Q = refine(D, z, new_M, new_Q, weight, MENDING)
@@ -108,13 +111,16 @@ def mended(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float, rng: torch
 
 
 def judged(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float) -> tuple[float, Tensor]:
-    """(the objective, how sparse each component is (r,): the likelihood of both its sides at unit power)"""
+    """(the objective, how sparse each component is (r,): of both sides at unit power; inf: left alone)"""
     left, right = (D @ Q).T, M @ z.double()
     power = [floored(side.square().mean(1).sqrt(), SILENT) for side in (left, right)]
     L, R = (rescaled((side / p[:, None]).float(), SCALING) for side, p in zip((left, right), power, strict=True))
     logdet = float(torch.linalg.slogdet(Q)[1])
     loss = weight * (float((surprise(L) + power[0].log()).sum()) - logdet)
-    return loss + float((surprise(R) + power[1].log()).sum()) + logdet, -weight * surprise(L) - surprise(R)
+    loss += float((surprise(R) + power[1].log()).sum()) + logdet
+    # What is rounding on the left would mix with the rest in a repair, which does not see how small it is.
+    seen = power[0] / Q.norm(dim=0)
+    return loss, (-weight * surprise(L) - surprise(R)).masked_fill(seen < ROUNDED * seen.max(), torch.inf)
 
 
 def block(D: Tensor, z: Tensor, M: Tensor, Q: Tensor, weight: float,
