@@ -59,6 +59,8 @@ def test_few_explained_queries_teach_more_with_the_pile_they_come_from() -> None
     assert "unlabelled pictures of 2000" in said(carried) and "unlabelled" not in said(alone)
     assert "mean of 3" in said(alone) and "mean of 3" not in said(carried)
     assert carried.provenance.parameters["unlabelled"] == 2000
+    assert 0 < carried.certificate.training_loss < 1                # its own, not the committee's
+    assert carried.certificate.training_loss != alone.certificate.training_loss and carried.seconds > alone.seconds
     # The student is of the size that was given, not the mean of three.
     assert carried.network is not None and alone.network is not None
     assert [p.shape for p in carried.network.parameters()] == [p.shape for p in student().parameters()]
@@ -106,6 +108,9 @@ def test_many_answers_values_alone_and_tables_go_without() -> None:
     small = build("two-layer", input_shape=(8, 8), outputs=10, width=40, rng=fl.generator(0))
     tiny = fl.imitate(small, small, x[:6, :64], rng=fl.generator(0), steps=5, unlabelled=x[:, :64])
     assert "unlabelled" not in said(tiny)                           # of 8 pixels one is no small move
+    switch = build("two-layer", input_shape=MNIST, outputs=1, width=40, rng=fl.generator(0))
+    single = fl.imitate(switch, switch, x[:6], rng=fl.generator(0), steps=5, unlabelled=x)
+    assert "unlabelled" not in said(single)                         # one output has no classes to be sure of
     table = nn.Sequential(nn.Linear(7, 30), nn.ReLU(), nn.Linear(30, 3))
     rows = torch.randn(300, 7, generator=fl.generator(0))
     found = fl.imitate(table, table, rows[:5], rng=fl.generator(0), steps=5, unlabelled=rows)

@@ -66,7 +66,7 @@ def command(
     stretch: Annotated[float | None, typer.Option("--stretch", min=1.0, help="Ask that many times as far from the "
                                                   "rows' mean.")] = None,
     unlabelled: Annotated[bool, typer.Option(help="Learn from the rows that --queries does not ask as well, where few "
-                                             "explained queries leave a student sure of most.")] = True,
+                                             "explained queries leave a student sure of enough.")] = True,
     committee: Annotated[int | None, typer.Option("--committee", min=1, help="Students whose mean is taken; 3 for up "
                                                   "to 32 explained queries, else 1. With 3, unlabelled rows help more "
                                                   "queries and values too.")] = None,

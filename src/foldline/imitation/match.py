@@ -136,12 +136,10 @@ def imitate(target: Any, student: nn.Module, inputs: Tensor, explain: Explain | 
         student = taught.module
     student.eval()
     if unlabelled is not None and taught is not None and not affine and math.isfinite(taught.loss):
-        first = pupil.like(student)
-        carried, said = carry(first, taught, start, lesson, unlabelled, streams=streams, progress=progress)
-        student = carried or student
-        if said is not None:
-            asked.notes.append(said)
-    if taught is not None and len(taught.members) > 1 and student is taught.module:
+        taught, said = carry(pupil.like(student), taught, start, lesson, unlabelled, streams=streams, progress=progress)
+        student = taught.module
+        asked.notes += [said] if said else []
+    if taught is not None and len(taught.members) > 1 and not affine:
         asked.notes.append(f"The student is the mean of {len(taught.members)} that differ in their start, as one "
                            f"network of {len(taught.members)} times the width.")
     loss = taught.loss if taught else exact.residual if exact is not None else float("nan")
